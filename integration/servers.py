@@ -1,0 +1,58 @@
+"""Starts the servers that the tests talk to, as processes on the loopback interface. No containers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+READY_WITHIN_SECONDS = 60
+
+
+@contextlib.contextmanager
+def moto() -> Iterator[str]:
+    """AWS KMS and STS. Yields their endpoint."""
+    endpoint = os.environ.get("PYICEBERG_ENCRYPTION_TEST_AWS_ENDPOINT")
+    if endpoint:  # of docker-compose.yml, for one
+        yield endpoint
+        return
+    port = free_port()
+    with running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server process that listens on this port of 127.0.0.1, ended at the end of the block."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_until_it_listens(process, port)
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + READY_WITHIN_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended at once with code {process.returncode}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"{process.args!r} does not listen on port {port}")

@@ -1,0 +1,149 @@
+"""What every client needs around it: a time limit, retries where they help, and errors that say what to do.
+
+Foreign exceptions are not passed on and not chained: their text may quote the arguments of the call, and one of these
+is a key.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from pyiceberg_encryption import errors as errors_module
+from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, KmsError, KmsUnavailableError
+from pyiceberg_encryption.secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyiceberg_encryption.kms.client import KeyManagementClient
+
+REQUEST_TIMEOUT = "kms.request-timeout"
+REQUEST_TIMEOUT_DEFAULT = 10.0
+MAX_ATTEMPTS = "kms.max-attempts"
+MAX_ATTEMPTS_DEFAULT = 4
+FIRST_BACKOFF_SECONDS = 0.2
+MAX_BACKOFF_SECONDS = 5.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Calls are tried again after an outage or a throttling only, after pauses of random length (full jitter)."""
+
+    request_timeout: float = REQUEST_TIMEOUT_DEFAULT
+    max_attempts: int = MAX_ATTEMPTS_DEFAULT
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[float, float], float] = random.uniform
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> RetryPolicy:
+        return cls(
+            _number(properties, REQUEST_TIMEOUT, REQUEST_TIMEOUT_DEFAULT, float),
+            _number(properties, MAX_ATTEMPTS, MAX_ATTEMPTS_DEFAULT, int),
+        )
+
+    def pause(self, failed_attempts: int) -> None:
+        longest: float = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** (failed_attempts - 1))
+        self.sleep(self.jitter(0, longest))
+
+
+class GuardedClient:
+    """A client as the rest of this package uses it."""
+
+    def __init__(self, client: KeyManagementClient, policy: RetryPolicy | None = None) -> None:
+        self._client = client
+        self._policy = policy or RetryPolicy()
+
+    def wrap_key(self, key: Secret, wrapping_key_id: str) -> bytes:
+        def wrap() -> bytes:
+            return _bytes(self._client.wrap_key(bytes(key.expose()), wrapping_key_id))
+
+        return self._call("wrap a key", wrapping_key_id, wrap)
+
+    def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> Secret:
+        def unwrap() -> Secret:
+            return Secret(_bytes(self._client.unwrap_key(wrapped_key, wrapping_key_id)))
+
+        return self._call("unwrap a key", wrapping_key_id, unwrap)
+
+    def supports_key_generation(self) -> bool:
+        return self._client.supports_key_generation()
+
+    def generate_key(self, wrapping_key_id: str) -> tuple[Secret, bytes]:
+        """A new key, in the clear and wrapped."""
+
+        def generate() -> tuple[Secret, bytes]:
+            result = self._client.generate_key(wrapping_key_id)
+            return Secret(_bytes(result.key)), _bytes(result.wrapped_key)
+
+        return self._call("generate a key", wrapping_key_id, generate)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _call(self, what: str, key_id: str, call: Callable[[], T]) -> T:
+        for attempt in range(1, self._policy.max_attempts + 1):
+            try:
+                return self._call_in_time(what, key_id, call)
+            except KmsUnavailableError as error:
+                if attempt == self._policy.max_attempts:
+                    raise type(error)(f"{error} (tried {attempt} times)") from None
+                self._policy.pause(attempt)
+        raise AssertionError("unreachable")
+
+    def _call_in_time(self, what: str, key_id: str, call: Callable[[], T]) -> T:
+        """Runs the call in a thread of its own, which is left behind if it does not end in time."""
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(call())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="kms-call", daemon=True)
+        thread.start()
+        thread.join(self._policy.request_timeout)
+        if results:
+            return results[0]
+        failed = f"Could not {what} with master key '{key_id}'"
+        if not errors:
+            raise KmsUnavailableError(
+                f"{failed}: no answer within {self._policy.request_timeout:g} s. Check that the service can be "
+                f"reached, or raise {REQUEST_TIMEOUT}"
+            )
+        if isinstance(errors[0], EncryptionError):
+            raise _own_type(errors[0])(f"{failed}: {errors[0]}")
+        raise KmsError(
+            f"{failed}: {type(self._client).__name__} raised {type(errors[0]).__name__} (its text is withheld, "
+            "since it may quote a key)"
+        )
+
+
+def _own_type(error: EncryptionError) -> type[EncryptionError]:
+    """The nearest of this package's types: a subclass from elsewhere may not take a message alone."""
+    return next(kind for kind in type(error).__mro__ if kind.__module__ == errors_module.__name__)
+
+
+def _bytes(answer: object) -> bytes:
+    if not isinstance(answer, (bytes, bytearray, memoryview)) or len(answer) == 0:
+        raise KmsError(f"the KMS client returned {type(answer).__name__} where bytes that are not empty were expected")
+    return bytes(answer)
+
+
+def _number(properties: Mapping[str, str], name: str, default: T, kind: Callable[[str], T]) -> T:
+    if name not in properties:
+        return default
+    try:
+        value = kind(properties[name])
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"Property {name} is not a number: {properties[name]!r}") from None
+    if not value > 0:  # type: ignore[operator]
+        raise ConfigurationError(f"Property {name} must be above 0, and is {properties[name]}")
+    return value

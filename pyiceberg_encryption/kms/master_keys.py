@@ -1,0 +1,47 @@
+"""Wrapping with master keys that are at hand: what the memory and the local client share.
+
+The wire form is that of Iceberg Java's clients of this kind: nonce, ciphertext and tag of AES-GCM without AAD.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyiceberg_encryption.ciphers import AesGcm
+from pyiceberg_encryption.errors import FormatError, IntegrityError, KmsKeyError
+from pyiceberg_encryption.kms.client import KeyManagementClient
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyiceberg_encryption.secret import Secret
+
+
+class MasterKeyClient(KeyManagementClient):
+    where: str  # names the place of the master keys in messages
+
+    def __init__(self, properties: Mapping[str, str], master_keys: Mapping[str, Secret]) -> None:
+        super().__init__(properties)
+        self._master_keys = dict(master_keys)
+
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return AesGcm(self._master_key(wrapping_key_id)).seal(key)
+
+    def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> bytes:
+        try:
+            return AesGcm(self._master_key(wrapping_key_id)).open(wrapped_key)
+        except (IntegrityError, FormatError):
+            raise IntegrityError(
+                f"A key is not one that master key '{wrapping_key_id}' wrapped: the table's metadata was changed, or "
+                "the master key was replaced by another of the same name"
+            ) from None
+
+    def close(self) -> None:
+        for key in self._master_keys.values():
+            key.wipe()
+        self._master_keys.clear()
+
+    def _master_key(self, key_id: str) -> Secret:
+        if key_id not in self._master_keys:
+            raise KmsKeyError(f"There is no master key '{key_id}' in {self.where}")
+        return self._master_keys[key_id]

@@ -1,0 +1,81 @@
+"""Chooses and makes the client that a catalog's properties ask for."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg_encryption.errors import ConfigurationError, EncryptionError
+from pyiceberg_encryption.kms.guard import GuardedClient, RetryPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KMS_TYPE = "encryption.kms-type"
+PY_KMS_IMPL = "py-kms-impl"
+JAVA_KMS_IMPL = "encryption.kms-impl"
+ENTRY_POINT_GROUP = "pyiceberg_encryption.kms"  # of packages that bring a type of their own
+
+BUILT_IN = {
+    "aws": "pyiceberg_encryption.kms.aws.AwsKeyManagementClient",
+    "local": "pyiceberg_encryption.kms.local.LocalKeyManagementClient",
+    "memory": "pyiceberg_encryption.kms.memory.MemoryKeyManagementClient",
+}
+REQUIRED_METHODS = ("wrap_key", "unwrap_key", "supports_key_generation", "generate_key", "close")
+
+
+def load_kms_client(properties: Mapping[str, str]) -> GuardedClient:
+    """The client for `encryption.kms-type` or `py-kms-impl`, inside the guard that every client gets."""
+    policy = RetryPolicy.from_properties(properties)
+    client_class = _client_class(properties)
+    try:
+        return GuardedClient(client_class(properties), policy)
+    except EncryptionError:
+        raise
+    except Exception as error:
+        failure = type(error).__name__
+    raise ConfigurationError(
+        f"{client_class.__name__} could not be made: {failure} (its text is withheld, since it may quote a secret)"
+    )
+
+
+def _client_class(properties: Mapping[str, str]) -> Any:
+    kms_type, implementation = properties.get(KMS_TYPE), properties.get(PY_KMS_IMPL)
+    if kms_type and implementation:
+        raise ConfigurationError(
+            f"Both {KMS_TYPE} ({kms_type}) and {PY_KMS_IMPL} ({implementation}) are set; keep the one you mean"
+        )
+    if implementation:
+        return _import_class(implementation, PY_KMS_IMPL)
+    if not kms_type:
+        java = f" ({JAVA_KMS_IMPL} names a Java class, and is not read here)" if JAVA_KMS_IMPL in properties else ""
+        raise ConfigurationError(
+            f"No KMS is configured for this catalog{java}: set {KMS_TYPE} to one of {', '.join(_known_types())}, or "
+            f"{PY_KMS_IMPL} to a class of your own"
+        )
+    name = kms_type.lower()
+    if name in BUILT_IN:
+        return _import_class(BUILT_IN[name], KMS_TYPE)
+    found = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
+    if len(found) > 1:
+        raise ConfigurationError(f"Several packages bring a KMS type '{name}'; uninstall all but one")
+    if not found:
+        raise ConfigurationError(f"Unknown {KMS_TYPE} '{kms_type}'. Known types: {', '.join(_known_types())}")
+    return _import_class(found[0].value.replace(":", "."), KMS_TYPE)
+
+
+def _known_types() -> list[str]:
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+
+
+def _import_class(path: str, property_name: str) -> Any:
+    module_name, _, class_name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}") from error
+    missing = [method for method in REQUIRED_METHODS if not callable(getattr(found, method, None))]
+    if missing:
+        raise ConfigurationError(f"{path} is not a KMS client: it has no {', '.join(missing)}")
+    return found

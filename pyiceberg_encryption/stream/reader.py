@@ -1,0 +1,291 @@
+"""Reading AGS1."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg_encryption.ciphers import OVERHEAD
+from pyiceberg_encryption.errors import ClosedError, FormatError, IntegrityError, UsageError
+from pyiceberg_encryption.stream import layout
+from pyiceberg_encryption.stream.blocks import BlockCipher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Buffer
+
+    from pyiceberg_encryption.key_metadata import StandardKeyMetadata
+
+FETCH_BLOCKS = 4  # A long read of a file fetches this many blocks at a time, and opens them on several cores
+
+
+class AesGcmInputStream(io.BufferedIOBase):
+    """Decrypts `source`, a seekable binary file that it owns and closes, or a buffer that holds a whole file.
+
+    Only the blocks that a read touches are fetched, and nothing of a block is handed out before its tag was verified.
+    Like any file object it has one position, so threads need one stream each.
+
+    The encrypted length in the key metadata is the only protection against a file cut off between two blocks. It is
+    required, and the source must have exactly that length; `allow_unrecorded_length` admits key metadata without it.
+    `location` is named in error messages.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        key_metadata: StandardKeyMetadata,
+        *,
+        location: str = "The encrypted stream",
+        allow_unrecorded_length: bool = False,
+    ) -> None:
+        self._location = location
+        self._source = _File(source) if hasattr(source, "read") else _Memory(source)
+        recorded, actual = key_metadata.file_length, self._source.length
+        if recorded is None and not allow_unrecorded_length:
+            raise FormatError(
+                f"{location}: its key metadata does not record a file length, so that a truncated file cannot be told "
+                "from a whole one. If the writer of this file never records it, allow unrecorded lengths"
+            )
+        if recorded is not None and recorded != actual:
+            raise IntegrityError(
+                f"{location}: {actual} bytes long, but {recorded} were written. It was cut or extended"
+            )
+        try:
+            self._length = layout.plain_length(actual)
+        except FormatError as error:
+            raise FormatError(f"{location}: {error}") from None
+        self._cipher = BlockCipher(key_metadata)
+        self._position = 0
+        self._header_verified = False
+        self._cached = memoryview(b"")  # one opened block, for reads that touch only a part of it
+        self._cached_block = -1
+        self._cache_buffer = bytearray()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """The plain length."""
+        return self._length
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        self._check_open()
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._check_open()
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}.get(whence)
+        if base is None or base + offset < 0:
+            raise UsageError(f"Cannot seek to {offset} (whence {whence})")
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._check_open()
+        start = self._position
+        stop = self._length if size is None or size < 0 else min(start + size, self._length)
+        count = stop - start
+        if count <= 0:
+            self._verify_empty()
+            return b""
+        offset = start - self._cached_block * layout.PLAIN_BLOCK_LENGTH
+        if self._cached_block >= 0 and offset >= 0 and offset + count <= len(self._cached):
+            data = bytes(self._cached[offset : offset + count])
+        elif count == self._length <= layout.PLAIN_BLOCK_LENGTH:
+            data = self._open_only_block()
+        else:
+            data = filled_bytes(count, self._fill)
+        self._position = stop
+        return data
+
+    def read1(self, size: int = -1, /) -> bytes:
+        return self.read(size if size >= 0 else layout.PLAIN_BLOCK_LENGTH)
+
+    def readall(self) -> bytes:
+        return self.read()
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        self._check_open()
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._length - self._position))
+        if count == 0:
+            self._verify_empty()
+            return 0
+        self._fill(view[:count])
+        self._position += count
+        return count
+
+    def readinto1(self, buffer: Buffer, /) -> int:
+        return self.readinto(buffer)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._cached = memoryview(b"")
+            self._cached_block = -1
+            self._cache_buffer = bytearray()
+            self._source.close()
+
+    def __enter__(self) -> AesGcmInputStream:
+        self._check_open()
+        return self
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):  # __init__ got to its end
+            self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self._location}: the stream is closed")
+
+    def _verify_empty(self) -> None:
+        """An empty stream has a tag too, and it is checked before the stream is called empty."""
+        if self._length == 0 and self._cached_block != 0:
+            self._cache(0)
+
+    def _fill(self, out: memoryview) -> None:
+        """Fills `out` with the bytes from the position on: whole blocks straight into it, parts by way of the cache."""
+        at, end = self._position, self._position + len(out)
+        while at < end:
+            block, offset = divmod(at, layout.PLAIN_BLOCK_LENGTH)
+            whole = self._whole_blocks(block, end) if offset == 0 and block != self._cached_block else 0
+            if whole > 0:
+                take = min(whole * layout.PLAIN_BLOCK_LENGTH, self._length - at)
+                self._open_blocks(block, whole, out[:take])
+            else:
+                take = min(layout.block_length(block, self._length) - offset, end - at)
+                self._cache(block)
+                out[:take] = self._cached[offset : offset + take]
+            at += take
+            out = out[take:]
+
+    def _whole_blocks(self, block: int, end: int) -> int:
+        """How many whole blocks there are from `block` on up to the plain offset `end`, as many as to open at once."""
+        stop = layout.block_count(self._length) if end == self._length else end // layout.PLAIN_BLOCK_LENGTH
+        return min(stop - block, self._source.max_blocks)
+
+    def _cache(self, block: int) -> None:
+        if block == self._cached_block:
+            return
+        self._cached_block = -1
+        if not self._cache_buffer:
+            self._cache_buffer = bytearray(min(layout.PLAIN_BLOCK_LENGTH, self._length))
+        self._cached = memoryview(self._cache_buffer)[: layout.block_length(block, self._length)]
+        self._open_blocks(block, 1, self._cached)
+        self._cached_block = block
+
+    def _open_only_block(self) -> bytes:
+        try:
+            return self._cipher.open_only_block(self._fetch(0, self._length + OVERHEAD))
+        except IntegrityError as error:
+            raise self._located(error) from None
+
+    def _open_blocks(self, first: int, count: int, out: memoryview) -> None:
+        try:
+            self._cipher.open(first, self._fetch(first, len(out) + count * OVERHEAD), out)
+        except IntegrityError as error:
+            raise self._located(error) from None
+
+    def _located(self, error: IntegrityError) -> IntegrityError:
+        return IntegrityError(f"{self._location}, {error}")
+
+    def _fetch(self, first: int, length: int) -> memoryview:
+        """The sealed blocks from `first` on, and in the same request the header where it lies before them."""
+        header = layout.HEADER_LENGTH
+        try:
+            if self._header_verified:
+                return self._source.fetch(layout.block_start(first), length)
+            if first == 0:
+                start = self._source.fetch(0, header + length)
+                self._verify_header(start[:header])
+                return start[header:]
+            self._verify_header(self._source.fetch(0, header))
+            return self._source.fetch(layout.block_start(first), length)
+        except EOFError:
+            raise IntegrityError("it became shorter while it was read") from None
+
+    def _verify_header(self, header: memoryview) -> None:
+        if header[: len(layout.MAGIC)] != layout.MAGIC:
+            raise FormatError(f"{self._location}: not an AGS1 stream. Encrypted data was expected here")
+        if header != layout.HEADER:
+            length = int.from_bytes(header[len(layout.MAGIC) :], "little")
+            raise FormatError(
+                f"{self._location}: its blocks have {length} bytes; Iceberg knows only {layout.PLAIN_BLOCK_LENGTH}"
+            )
+        self._header_verified = True
+
+
+class _Memory:
+    """A whole file that lies in memory."""
+
+    max_blocks = layout.MAX_BLOCKS
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._view = memoryview(buffer).cast("B")
+        self.length = len(self._view)
+
+    def fetch(self, start: int, length: int) -> memoryview:
+        return self._view[start : start + length]
+
+    def close(self) -> None:
+        self._view = memoryview(b"")
+
+
+class _File:
+    """A file object. What it delivers goes into one buffer that is used again."""
+
+    max_blocks = FETCH_BLOCKS
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        file.seek(0, os.SEEK_END)
+        self.length: int = file.tell()
+        self._at = self.length
+        self._buffer = bytearray()
+
+    def fetch(self, start: int, length: int) -> memoryview:
+        if self._at != start:
+            self._file.seek(start)
+        self._at = -1
+        if hasattr(self._file, "readinto"):
+            if len(self._buffer) < length:
+                self._buffer = bytearray(length)
+            view = memoryview(self._buffer)[:length]
+            done = 0
+            while done < length:
+                count = self._file.readinto(view[done:])
+                if not count:
+                    raise EOFError
+                done += count
+        else:
+            data = self._file.read(length)
+            while len(data) < length:
+                more = self._file.read(length - len(data))
+                if not more:
+                    raise EOFError
+                data += more
+            view = memoryview(data)
+        self._at = start + length
+        return view
+
+    def close(self) -> None:
+        self._buffer = bytearray()
+        self._file.close()
+
+
+def filled_bytes(length: int, fill: Callable[[memoryview], None]) -> bytes:
+    """Bytes made by `fill` in place. BytesIO hands out the object that it was filled in, without a copy."""
+    made = io.BytesIO(bytes(length))
+    with made.getbuffer() as view:
+        fill(view)
+    return made.getvalue()

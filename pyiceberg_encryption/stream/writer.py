@@ -1,0 +1,188 @@
+"""Writing AGS1."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg_encryption import process
+from pyiceberg_encryption.ciphers import OVERHEAD
+from pyiceberg_encryption.errors import ClosedError, UsageError
+from pyiceberg_encryption.stream import layout
+from pyiceberg_encryption.stream.blocks import BlockCipher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from typing_extensions import Buffer
+
+    from pyiceberg_encryption.key_metadata import StandardKeyMetadata
+
+BATCH_BLOCKS = 4  # Whole blocks at hand are sealed this many at a time, on several cores
+SMALLEST_BUFFER = 8 * 1024
+
+
+class AesGcmOutputStream(io.BufferedIOBase):
+    """Encrypts what is written to it into `sink`, a writable binary file that it owns and closes.
+
+    The stream is complete once `close` has returned: only then does `key_metadata` have the file length that a reader
+    needs. If the sink fails, a `with` block is left by an exception, or the stream is dropped without `close`, what
+    has reached the sink never reads as a complete stream, because the last byte of a block is held back until it is
+    known that the stream goes on or ends well.
+    """
+
+    def __init__(
+        self,
+        sink: Any,
+        key_metadata: StandardKeyMetadata,
+        *,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._cipher = BlockCipher(key_metadata, entropy)
+        self._key_metadata = key_metadata
+        self._sink = sink
+        self._process = process.generation()
+        self._position = 0
+        self._block = 0
+        self._pending = bytearray()  # the plaintext of the block under way, and room for more
+        self._pending_length = 0
+        # Sealed blocks go behind HEADER_LENGTH. What was not sent before, the header or the byte held back, ends there.
+        self._cipher_buffer = bytearray(layout.HEADER)
+        self._unsent = 0
+        self._complete = False
+        self._failed = False
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def key_metadata(self) -> StandardKeyMetadata:
+        """The key metadata to store for this file, with its encrypted length."""
+        if not self._complete:
+            raise UsageError("An encrypted stream has key metadata to store only after it was closed successfully")
+        return self._key_metadata.with_file_length(layout.encrypted_length(self._position))
+
+    def write(self, data: Buffer) -> int:
+        self._check_usable()
+        view = memoryview(data).cast("B")
+        if self._position + len(view) > layout.MAX_PLAIN_LENGTH:
+            raise UsageError(f"An AGS1 stream cannot hold more than {layout.MAX_PLAIN_LENGTH} bytes")
+        self._failed = True  # until the sink has taken it all
+        at = 0
+        while at < len(view):
+            whole_blocks = (len(view) - at) // layout.PLAIN_BLOCK_LENGTH
+            if self._pending_length == 0 and whole_blocks > 0:
+                take = min(whole_blocks, BATCH_BLOCKS) * layout.PLAIN_BLOCK_LENGTH
+                self._seal(view[at : at + take], last=False)
+            else:
+                take = min(len(view) - at, layout.PLAIN_BLOCK_LENGTH - self._pending_length)
+                self._collect(view[at : at + take])
+            at += take
+        self._position += len(view)
+        self._failed = False
+        return len(view)
+
+    def tell(self) -> int:
+        """How many plain bytes were written."""
+        return self._position
+
+    def flush(self) -> None:
+        """Passes on to the sink. A block under way stays here until it is full."""
+        self._check_usable()
+        if hasattr(self._sink, "flush"):
+            self._sink.flush()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._check_usable()
+        self._failed = True  # until the sink has taken it all
+        pending = memoryview(self._pending)[: self._pending_length]
+        if self._block == 0:
+            self._send(memoryview(layout.HEADER + self._cipher.seal_only_block(pending)))
+        elif len(pending) > 0:
+            self._seal(pending, last=True)
+        else:
+            self._send(memoryview(self._cipher_buffer)[self._unsent : layout.HEADER_LENGTH])
+        self._sink.close()
+        self._failed = False
+        self._complete = True
+        self._release()
+
+    def discard(self) -> None:
+        """Gives up: closes the sink, but leaves in it nothing that reads as a complete stream."""
+        if self._closed:
+            return
+        self._release()
+        if self._process == process.generation():
+            self._sink.close()
+
+    def writable(self) -> bool:
+        return True
+
+    def __enter__(self) -> AesGcmOutputStream:
+        self._check_usable()
+        return self
+
+    def __exit__(
+        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
+    ) -> None:
+        if exctype is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):  # __init__ got to its end
+            self.discard()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("The encrypted stream is closed")
+        if self._failed:
+            raise ClosedError("Writing the encrypted stream failed before; discard it and write the file anew")
+        if self._process != process.generation():
+            raise UsageError("An encrypted stream belongs to the process that opened it; open another after a fork")
+
+    def _release(self) -> None:
+        self._closed = True
+        self._pending = self._cipher_buffer = bytearray()
+
+    def _collect(self, data: memoryview) -> None:
+        end = self._pending_length + len(data)
+        if end > len(self._pending):
+            room = min(layout.PLAIN_BLOCK_LENGTH, max(end, 2 * len(self._pending), SMALLEST_BUFFER))
+            self._pending += bytes(room - len(self._pending))
+        memoryview(self._pending)[self._pending_length : end] = data
+        self._pending_length = end
+        if end == layout.PLAIN_BLOCK_LENGTH:
+            self._seal(memoryview(self._pending), last=False)
+            self._pending_length = 0
+
+    def _seal(self, plain: memoryview, *, last: bool) -> None:
+        """Seals whole blocks, or the last one, and sends them, but for the byte to hold back."""
+        count = layout.block_count(len(plain))
+        end = layout.HEADER_LENGTH + len(plain) + count * OVERHEAD
+        if end > len(self._cipher_buffer):
+            unsent = self._cipher_buffer[: layout.HEADER_LENGTH]
+            self._cipher_buffer = bytearray(end)
+            self._cipher_buffer[: layout.HEADER_LENGTH] = unsent
+        sealed = memoryview(self._cipher_buffer)
+        self._cipher.seal(self._block, plain, sealed[layout.HEADER_LENGTH : end])
+        self._send(sealed[self._unsent : end if last else end - 1])
+        self._unsent = layout.HEADER_LENGTH - 1
+        self._cipher_buffer[self._unsent] = self._cipher_buffer[end - 1]
+        self._block += count
+
+    def _send(self, data: memoryview) -> None:
+        while len(data) > 0:
+            written = self._sink.write(data)
+            if written is None and not isinstance(self._sink, io.RawIOBase):
+                return  # a file-like object that does not count took it all
+            if not written:
+                raise OSError("The file being written takes no more data")
+            data = data[written:]
