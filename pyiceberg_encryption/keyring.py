@@ -235,9 +235,7 @@ class Keyring:
             kek = Secret.random(self._data_key_length, self._entropy)
             wrapped = self._kms.wrap_key(kek, self._master_key_id)
         self._kek_cache.put(kek, wrapped, self._master_key_id)
-        entry = EncryptedKey(
-            self._new_id(), wrapped, self._master_key_id, {KEY_TIMESTAMP: str(self._now())}
-        )
+        entry = EncryptedKey(self._new_id(), wrapped, self._master_key_id, {KEY_TIMESTAMP: str(self._now())})
         return self._add(entry), kek
 
     def _add(self, entry: EncryptedKey) -> EncryptedKey:

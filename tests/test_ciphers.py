@@ -47,11 +47,8 @@ def test_wycheproof(group: dict[str, Any]) -> None:
         assert_other_nonce_lengths_cannot_be_made(group)
         return
     for test in group["tests"]:
-        check_vector(
-            *(bytes.fromhex(test[name]) for name in ("key", "iv", "aad", "msg")),
-            bytes.fromhex(test["ct"] + test["tag"]),
-            test["result"] == "valid",
-        )
+        key, nonce, aad, plain = (bytes.fromhex(test[name]) for name in ("key", "iv", "aad", "msg"))
+        check_vector(key, nonce, aad, plain, bytes.fromhex(test["ct"] + test["tag"]), test["result"] == "valid")
 
 
 def assert_other_nonce_lengths_cannot_be_made(group: dict[str, Any]) -> None:
@@ -90,7 +87,9 @@ def test_nist(file: Path) -> None:
         plain = vector["PT"]
         assert key is not None and nonce is not None and aad is not None and cipher is not None and tag is not None
         if len(nonce) == NONCE_LENGTH and len(tag) == TAG_LENGTH:
-            check_vector(key, nonce, aad, bytes(len(cipher)) if plain is None else plain, cipher + tag, plain is not None)
+            check_vector(
+                key, nonce, aad, bytes(len(cipher)) if plain is None else plain, cipher + tag, plain is not None
+            )
             checked += 1
     assert checked == 375  # 25 lengths of AAD and text, 15 vectors each
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyiceberg_encryption import EncryptedKey, KekCache, Keyring, KeyManagementClient, Secret, StandardKeyMetadata
+from pyiceberg_encryption import EncryptedKey, KekCache, KeyManagementClient, Keyring, Secret, StandardKeyMetadata
 from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, FormatError, IntegrityError
 from pyiceberg_encryption.keyring import KEY_TIMESTAMP
 from pyiceberg_encryption.kms import GuardedClient, KeyGenerationResult
@@ -277,7 +277,8 @@ entries = json_values | st.fixed_dictionaries(
     optional={
         "encrypted-key-metadata": st.sampled_from(["", "AAAA", "A" * 80]) | json_values,
         "encrypted-by-id": st.sampled_from(["a", "b", "keyA"]) | json_values,
-        "properties": st.fixed_dictionaries({KEY_TIMESTAMP: st.sampled_from(["0", "1799999999999", "x", "²"])}) | json_values,
+        "properties": st.fixed_dictionaries({KEY_TIMESTAMP: st.sampled_from(["0", "1799999999999", "x", "²"])})
+        | json_values,
     },
 )
 

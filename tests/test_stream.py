@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import random
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import fastavro
 import pyarrow as pa
@@ -28,6 +28,7 @@ from pyiceberg_encryption.stream.reader import FETCH_BLOCKS
 from tests.support import BLOCK, KeptBytesIO, encrypted, key_metadata, pattern
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 LENGTHS = [0, 1, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + BLOCK // 2, 9 * BLOCK]
@@ -111,7 +112,11 @@ def test_behaves_like_a_plain_file(steps: list[tuple[str, int]], in_memory: bool
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 100) | st.integers(0, 6 * BLOCK) | st.sampled_from([BLOCK - 1, BLOCK, 4 * BLOCK]), max_size=6))
+@given(
+    st.lists(
+        st.integers(0, 100) | st.integers(0, 6 * BLOCK) | st.sampled_from([BLOCK - 1, BLOCK, 4 * BLOCK]), max_size=6
+    )
+)
 def test_chunks_of_any_size_make_the_same_stream(sizes: list[int]) -> None:
     plain = pattern(sum(sizes))
     sink = KeptBytesIO()
@@ -216,10 +221,10 @@ def test_serves_fastavro() -> None:
     records = [{"n": n, "s": "x" * (n % 50)} for n in range(100_000)]
     sink = KeptBytesIO()
     with AesGcmOutputStream(sink, key_metadata()) as writer:
-        fastavro.writer(writer, schema, records)
+        fastavro.writer(cast("IO[Any]", writer), schema, records)
     assert len(sink.written) > 2 * BLOCK
     with reader(sink.written, writer.key_metadata) as stream:
-        assert list(fastavro.reader(stream)) == records
+        assert list(fastavro.reader(cast("IO[Any]", stream))) == records
 
 
 def test_serves_pyarrow() -> None:
@@ -317,7 +322,13 @@ def test_a_closed_reader_refuses_use() -> None:
     stream.close()
     stream.close()
     assert stream.closed and source.closed
-    uses = [stream.read, stream.tell, lambda: stream.seek(0), lambda: stream.readinto(bytearray(1)), stream.__enter__]
+    uses: list[Callable[[], Any]] = [
+        stream.read,
+        stream.tell,
+        lambda: stream.seek(0),
+        lambda: stream.readinto(bytearray(1)),
+        stream.__enter__,
+    ]
     for use in uses:
         with pytest.raises(ClosedError):
             use()

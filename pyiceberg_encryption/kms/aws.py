@@ -20,14 +20,8 @@ from pyiceberg_encryption.kms.guard import RetryPolicy
 
 try:
     import boto3
+    from botocore import exceptions as botocore_errors
     from botocore.config import Config
-    from botocore.exceptions import (
-        BotoCoreError,
-        ClientError,
-        HTTPClientError,
-        NoCredentialsError,
-        PartialCredentialsError,
-    )
 except ImportError:
     raise ConfigurationError("AWS KMS needs boto3: pip install 'pyiceberg-encryption[aws]'") from None
 
@@ -155,19 +149,21 @@ class AwsKeyManagementClient(KeyManagementClient):
         failure: Exception
         try:
             return call(self._client())
-        except ClientError as error:
+        except botocore_errors.ClientError as error:
             failure = _translate(error)
-        except (NoCredentialsError, PartialCredentialsError):
+        except (botocore_errors.NoCredentialsError, botocore_errors.PartialCredentialsError):
             failure = KmsAccessDeniedError(
                 f"no AWS credentials were found. Set {ACCESS_KEY_ID} and {SECRET_ACCESS_KEY}, {PROFILE_NAME}, or what "
                 "boto3 reads from the environment"
             )
-        except HTTPClientError as error:
+        except (botocore_errors.ConnectionError, botocore_errors.HTTPClientError) as error:
             failure = KmsUnavailableError(
                 f"AWS KMS cannot be reached ({type(error).__name__}). Check {ENDPOINT}, {REGION}"
             )
-        except BotoCoreError as error:  # its text may quote the parameters of the call, and with them the key
-            failure = KmsError(f"boto3 could not make the call ({type(error).__name__}). Check {REGION}")
+        except (
+            botocore_errors.BotoCoreError
+        ) as error:  # its text may quote the parameters of the call, and with them the key
+            failure = KmsError(f"boto3 could not make the call ({type(error).__name__}). Check the client.* properties")
         raise failure
 
     def _client(self) -> Any:
@@ -201,7 +197,7 @@ class AwsKeyManagementClient(KeyManagementClient):
         )
 
 
-def _translate(error: ClientError) -> Exception:
+def _translate(error: botocore_errors.ClientError) -> Exception:
     details = error.response.get("Error", {})
     code, message = details.get("Code", "unknown"), details.get("Message", "")
     for kind, (advice, codes) in ERRORS.items():

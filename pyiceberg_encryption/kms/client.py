@@ -6,25 +6,24 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from pyiceberg_encryption.errors import UsageError
+from pyiceberg_encryption.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
 
 
 class KeyGenerationResult:
     """A new key, in the clear and wrapped by a master key."""
 
-    __slots__ = ("key", "wrapped_key")
-
-    def __init__(self, key: bytes, wrapped_key: bytes) -> None:
-        self.key = key
+    def __init__(self, key: Buffer, wrapped_key: bytes) -> None:
+        self.key = Secret(key)
         self.wrapped_key = wrapped_key
 
     def __repr__(self) -> str:
-        return f"KeyGenerationResult({len(self.key)} bytes, redacted)"
+        return f"KeyGenerationResult(key={self.key!r})"
 
 
 class KeyManagementClient(ABC):

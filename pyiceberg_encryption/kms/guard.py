@@ -67,7 +67,7 @@ class GuardedClient:
 
     def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> Secret:
         def unwrap() -> Secret:
-            return Secret(_bytes(self._client.unwrap_key(wrapped_key, wrapping_key_id)))
+            return _secret(self._client.unwrap_key(wrapped_key, wrapping_key_id))
 
         return self._call("unwrap a key", wrapping_key_id, unwrap)
 
@@ -79,7 +79,7 @@ class GuardedClient:
 
         def generate() -> tuple[Secret, bytes]:
             result = self._client.generate_key(wrapping_key_id)
-            return Secret(_bytes(result.key)), _bytes(result.wrapped_key)
+            return _secret(result.key), _bytes(result.wrapped_key)
 
         return self._call("generate a key", wrapping_key_id, generate)
 
@@ -98,31 +98,34 @@ class GuardedClient:
 
     def _call_in_time(self, what: str, key_id: str, call: Callable[[], T]) -> T:
         """Runs the call in a thread of its own, which is left behind if it does not end in time."""
+        failed = f"Could not {what} with master key '{key_id}'"
         results: list[T] = []
-        errors: list[BaseException] = []
+        errors: list[EncryptionError] = []
 
         def run() -> None:
             try:
                 results.append(call())
             except BaseException as error:
-                errors.append(error)
+                errors.append(self._translated(error, failed))
 
         thread = threading.Thread(target=run, name="kms-call", daemon=True)
         thread.start()
         thread.join(self._policy.request_timeout)
         if results:
             return results[0]
-        failed = f"Could not {what} with master key '{key_id}'"
-        if not errors:
-            raise KmsUnavailableError(
-                f"{failed}: no answer within {self._policy.request_timeout:g} s. Check that the service can be "
-                f"reached, or raise {REQUEST_TIMEOUT}"
-            )
-        if isinstance(errors[0], EncryptionError):
-            raise _own_type(errors[0])(f"{failed}: {errors[0]}")
-        raise KmsError(
-            f"{failed}: {type(self._client).__name__} raised {type(errors[0]).__name__} (its text is withheld, "
-            "since it may quote a key)"
+        if errors:
+            raise errors[0]
+        raise KmsUnavailableError(
+            f"{failed}: no answer within {self._policy.request_timeout:g} s. Check that the service can be reached, or "
+            f"raise {REQUEST_TIMEOUT}"
+        )
+
+    def _translated(self, error: BaseException, failed: str) -> EncryptionError:
+        if isinstance(error, EncryptionError):
+            return _own_type(error)(f"{failed}: {error}")
+        return KmsError(
+            f"{failed}: {type(self._client).__name__} raised {type(error).__name__} (its text is withheld, since it "
+            "may quote a key)"
         )
 
 
@@ -135,6 +138,10 @@ def _bytes(answer: object) -> bytes:
     if not isinstance(answer, (bytes, bytearray, memoryview)) or len(answer) == 0:
         raise KmsError(f"the KMS client returned {type(answer).__name__} where bytes that are not empty were expected")
     return bytes(answer)
+
+
+def _secret(answer: object) -> Secret:
+    return answer if isinstance(answer, Secret) else Secret(_bytes(answer))
 
 
 def _number(properties: Mapping[str, str], name: str, default: T, kind: Callable[[str], T]) -> T:

@@ -1,0 +1,493 @@
+"""Every test of a threat fails once the check that it guards is taken out.
+
+Each case makes a copy of the package with one defect, and runs one test of `tests/threats` on it, which must fail.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+class Defect(NamedTuple):
+    """In `file`, the one place that reads `old` becomes `new`."""
+
+    file: str
+    old: str
+    new: str
+
+
+class Case(NamedTuple):
+    what: str
+    test: str
+    defects: tuple[Defect, ...]
+
+
+def case(what: str, test: str, file: str, *replacements: tuple[str, str]) -> Case:
+    return Case(what, test, tuple(Defect(file, old, new) for old, new in replacements))
+
+
+CIPHERS, SECRET, METADATA, KEYRING, CACHE = (
+    f"{name}.py" for name in ("ciphers", "secret", "key_metadata", "keyring", "kek_cache")
+)
+LAYOUT, READER, WRITER, BLOCKS, PARALLEL = (
+    f"stream/{name}.py" for name in ("layout", "reader", "writer", "blocks", "parallel")
+)
+GUARD, CLIENT = "kms/guard.py", "kms/client.py"
+
+CASES = [
+    case(
+        "the header is not authenticated, and not looked at either",
+        "test_streams.py::test_01_any_byte_of_the_file_flipped",
+        READER,
+        ("header != layout.HEADER", "False"),
+    ),
+    case(
+        "tags are not verified when a block is opened in place",
+        "test_streams.py::test_01_a_byte_of_one_block_flipped",
+        CIPHERS,
+        ("            out[:] = bytes(len(out))  # OpenSSL writes the plaintext before it has seen the tag\n", ""),
+        ("            raise _integrity_error() from None\n\n\ndef _sealed", "            pass\n\n\ndef _sealed"),
+    ),
+    case(
+        "unverified plaintext stays in the caller's buffer",
+        "test_streams.py::test_01_no_plaintext_is_left_in_the_buffer_of_a_failed_read",
+        CIPHERS,
+        ("            out[:] = bytes(len(out))  # OpenSSL writes the plaintext before it has seen the tag\n", ""),
+    ),
+    case(
+        "a block counts as cached before it was opened",
+        "test_streams.py::test_01_a_failed_block_is_not_served_from_the_cache_afterwards",
+        READER,
+        (
+            "        self._open_blocks(block, 1, self._cached)\n        self._cached_block = block",
+            "        self._cached_block = block\n        self._open_blocks(block, 1, self._cached)",
+        ),
+    ),
+    *(
+        case(
+            "the AAD does not say which block it is",
+            f"test_streams.py::{test}",
+            BLOCKS,
+            ('self._aad_prefix + block.to_bytes(4, "little")', "self._aad_prefix"),
+        )
+        for test in ("test_02_blocks_swapped", "test_02_a_block_dropped", "test_02_a_block_repeated")
+    ),
+    case(
+        "the AAD does not say which file it is",
+        "test_streams.py::test_03_two_whole_files_of_one_key_swapped",
+        BLOCKS,
+        ('self._aad_prefix + block.to_bytes(4, "little")', 'block.to_bytes(4, "little")'),
+    ),
+    case(
+        "every file has the same key and prefix",
+        "test_streams.py::test_03_two_whole_files_swapped",
+        METADATA,
+        ("cls(Secret.random(key_length, entropy), entropy(AAD_PREFIX_LENGTH))", "cls(Secret(bytes(key_length)), b'')"),
+    ),
+    *(
+        case(
+            "the recorded length is not compared",
+            f"test_streams.py::{test}",
+            READER,
+            ("recorded is not None and recorded != actual", "False"),
+        )
+        for test in ("test_04_truncated_at_a_block_boundary", "test_05_bytes_appended")
+    ),
+    case(
+        "a recorded length is not required",
+        "test_streams.py::test_04_key_metadata_without_a_length",
+        READER,
+        ("recorded is None and not allow_unrecorded_length", "False"),
+    ),
+    case(
+        "the block length in the header is not looked at",
+        "test_streams.py::test_06_a_block_length_other_than_1_mib",
+        READER,
+        ("header != layout.HEADER", "False"),
+    ),
+    case(
+        "the magic is not looked at",
+        "test_streams.py::test_06_another_magic",
+        READER,
+        ("header[: len(layout.MAGIC)] != layout.MAGIC", "False"),
+        ("header != layout.HEADER", "header[4:] != layout.HEADER[4:]"),
+    ),
+    case(
+        "a stream may have any length",
+        "test_streams.py::test_07_a_stream_shorter_than_any",
+        LAYOUT,
+        ("encrypted_length < MIN_ENCRYPTED_LENGTH", "False"),
+    ),
+    case(
+        "a last block may have any length",
+        "test_streams.py::test_07_a_last_block_shorter_than_any",
+        LAYOUT,
+        ("rest < OVERHEAD or (rest == OVERHEAD and full_blocks > 0)", "False"),
+    ),
+    case(
+        "an empty stream is not opened at all",
+        "test_streams.py::test_07_an_empty_stream_is_authenticated_too",
+        READER,
+        ("self._length == 0 and self._cached_block != 0", "False"),
+    ),
+    case(
+        "any version of key metadata will do",
+        "test_key_metadata.py::test_08_wrong_version",
+        METADATA,
+        ("len(view) == 0 or view[0] != VERSION", "len(view) == 0"),
+    ),
+    case(
+        "lengths in key metadata are believed",
+        "test_key_metadata.py::test_08_huge_or_negative_length",
+        METADATA,
+        ("not 0 <= length <= len(self._view) - self._at", "False"),
+        ("self._view[start : self._at]", "memoryview(bytes(16))"),
+        ("self._at != len(self._view):\n            raise", "False:\n            raise"),
+    ),
+    case(
+        "bytes after the end of key metadata are overlooked",
+        "test_key_metadata.py::test_08_trailing_bytes",
+        METADATA,
+        ("self._at != len(self._view):\n            raise", "False:\n            raise"),
+    ),
+    case(
+        "a key may have any length",
+        "test_key_metadata.py::test_08_key_of_another_length",
+        METADATA,
+        ('check_key_length(len(self.encryption_key), "The encryption key in key metadata")', "pass"),
+    ),
+    case(
+        "the end of key metadata is not looked for",
+        "test_key_metadata.py::test_08_truncated_anywhere",
+        METADATA,
+        ("self._at == len(self._view):\n", "False:\n"),
+        ("byte = self._view[self._at]", "byte = self._view[self._at] if self._at < len(self._view) else 0"),
+        ("not 0 <= length <= len(self._view) - self._at", "False"),
+        ("self._at != len(self._view):\n            raise", "False:\n            raise"),
+    ),
+    case(
+        "any union branch means that there is a value",
+        "test_key_metadata.py::test_08_unknown_union_branch",
+        METADATA,
+        ("branch not in (0, 1)", "False"),
+        ("return branch == 1", "return branch != 0"),
+    ),
+    case(
+        "numbers may be padded",
+        "test_key_metadata.py::test_08_number_that_is_not_in_its_shortest_form_or_of_more_than_64_bits",
+        METADATA,
+        ("(byte == 0 and shift > 0) or unsigned >= 1 << 64", "False"),
+    ),
+    case(
+        "a file length may be negative",
+        "test_key_metadata.py::test_08_negative_file_length",
+        METADATA,
+        ("self.file_length is not None and not 0 <= self.file_length <= MAX_FILE_LENGTH", "False"),
+    ),
+    case(
+        "key metadata may have any length",
+        "test_key_metadata.py::test_08_more_bytes_than_any_writer_makes",
+        METADATA,
+        ("len(view) > MAX_LENGTH", "False"),
+    ),
+    *(
+        case(
+            "missing keys are not missed before new ones are added",
+            f"test_keyring.py::{test}",
+            KEYRING,
+            ("            self._check_complete()\n", ""),
+        )
+        for test in (
+            "test_13_all_encryption_keys_stripped",
+            "test_13_one_encryption_key_stripped",
+            "test_13_manifest_list_keys_that_name_no_kek",
+            "test_18_a_snapshot_sealed_by_a_planted_kek",
+        )
+    ),
+    case(
+        "where the KMS refuses the newest KEK, a new one is minted",
+        "test_keyring.py::test_13_a_kek_altered",
+        KEYRING,
+        (
+            "                kek = self._unwrap(kek_entry)\n",
+            "                try:\n                    kek = self._unwrap(kek_entry)\n"
+            "                except IntegrityError:\n                    continue\n",
+        ),
+    ),
+    case(
+        "a failure of authentication is passed over",
+        "test_keyring.py::test_13_a_manifest_list_key_altered",
+        CIPHERS,
+        (
+            "            raise _integrity_error() from None\n\n    def seal_into",
+            "            return bytes.fromhex('0120' + '00' * 16 + '0000')\n\n    def seal_into",
+        ),
+    ),
+    case(
+        "a KEK is used again without proof of its time",
+        "test_keyring.py::test_16_timestamp_edited_to_keep_an_old_kek_alive",
+        KEYRING,
+        ("                self._open(proof, kek_entry, kek)\n", ""),
+    ),
+    case(
+        "a KEK may come from the future",
+        "test_keyring.py::test_16_timestamp_in_the_future",
+        KEYRING,
+        ("made > now + MAX_CLOCK_SKEW_MILLIS", "False"),
+    ),
+    case(
+        "a KEK without a valid time is passed over",
+        "test_keyring.py::test_16_timestamp_that_is_none",
+        KEYRING,
+        ("not (text.isascii() and text.isdigit() and len(text) <= MAX_TIMESTAMP_DIGITS)", "False"),
+        ("return int(text)", "return int(text) if text.isdecimal() else 0"),
+        (
+            "return kek_entry.properties[KEY_TIMESTAMP].encode()",
+            "return kek_entry.properties.get(KEY_TIMESTAMP, '').encode()",
+        ),
+    ),
+    case(
+        "the metadata says which master key unwraps a KEK",
+        "test_keyring.py::test_18_a_kek_wrapped_by_the_attackers_own_key",
+        KEYRING,
+        ("entry.encrypted_by_id != self._master_key_id", "False"),
+        (
+            "self._kek_cache.unwrap(kek_entry.encrypted_key_metadata, self._master_key_id)",
+            "self._kek_cache.unwrap(kek_entry.encrypted_key_metadata, kek_entry.encrypted_by_id)",
+        ),
+    ),
+    case(
+        "whatever master key opens a KEK is good enough",
+        "test_keyring.py::test_18_a_kek_that_claims_to_be_wrapped_by_the_master_key",
+        "kms/master_keys.py",
+        (
+            "            return AesGcm(self._master_key(wrapping_key_id)).open(wrapped_key)\n",
+            "            for key in self._master_keys.values():\n"
+            "                try:\n                    return AesGcm(key).open(wrapped_key)\n"
+            "                except IntegrityError:\n                    pass\n"
+            "            raise IntegrityError\n",
+        ),
+    ),
+    case(
+        "whatever master key opens a KEK is good enough (another key of the same KMS)",
+        "test_keyring.py::test_18_a_kek_wrapped_by_another_master_key_of_the_same_kms",
+        "kms/master_keys.py",
+        (
+            "            return AesGcm(self._master_key(wrapping_key_id)).open(wrapped_key)\n",
+            "            for key in self._master_keys.values():\n"
+            "                try:\n                    return AesGcm(key).open(wrapped_key)\n"
+            "                except IntegrityError:\n                    pass\n"
+            "            raise IntegrityError\n",
+        ),
+    ),
+    case(
+        "what does not unwrap is taken for a KEK in the clear",
+        "test_keyring.py::test_18_a_kek_left_in_the_clear",
+        "kms/master_keys.py",
+        (
+            "            return AesGcm(self._master_key(wrapping_key_id)).open(wrapped_key)\n",
+            "            if len(wrapped_key) < 44:\n                return wrapped_key\n"
+            "            return AesGcm(self._master_key(wrapping_key_id)).open(wrapped_key)\n",
+        ),
+    ),
+    case(
+        "an outage is not retried",
+        "test_kms.py::test_19_kms_is_down_for_a_moment",
+        GUARD,
+        ("if attempt == self._policy.max_attempts:", "if True:"),
+    ),
+    case(
+        "retries follow at once",
+        "test_kms.py::test_19_kms_throttles_or_is_down",
+        GUARD,
+        ("                self._policy.pause(attempt)\n", ""),
+    ),
+    case(
+        "pauses have no jitter",
+        "test_kms.py::test_19_kms_throttles_or_is_down",
+        GUARD,
+        ("self.sleep(self.jitter(0, longest))", "self.sleep(1.0)"),
+    ),
+    case(
+        "a call may take as long as it likes",
+        "test_kms.py::test_19_kms_does_not_answer",
+        GUARD,
+        ("thread.join(self._policy.request_timeout)", "thread.join()"),
+    ),
+    case(
+        "a denial is retried",
+        "test_kms.py::test_20_kms_denies",
+        GUARD,
+        ("except KmsUnavailableError as error:", "except KmsError as error:"),
+    ),
+    case(
+        "an unwrapped KEK is kept for ever",
+        "test_kms.py::test_20_access_outlives_a_revocation_until_the_ttl_ends",
+        CACHE,
+        ("if entry.ends <= now", "if False"),
+    ),
+    case(
+        "a use prolongs the life of an unwrapped KEK",
+        "test_kms.py::test_20_a_use_does_not_prolong_the_ttl",
+        CACHE,
+        (
+            "                return self._entries[name].kek\n",
+            "                self._remember(name, self._entries[name].kek)\n"
+            "                return self._entries[name].kek\n",
+        ),
+    ),
+    case(
+        "a secret shows its bytes",
+        "test_secrets.py::test_22_reprs_and_logs",
+        SECRET,
+        ('f"Secret({len(self._data)} bytes, redacted)"', 'f"Secret({bytes(self._data)!r}, redacted)"'),
+    ),
+    case(
+        "a secret can be pickled",
+        "test_secrets.py::test_22_pickles_and_copies",
+        SECRET,
+        (
+            "    def __reduce_ex__(self, protocol: object) -> NoReturn:\n        raise SecretExposureError(",
+            "    def __reduce_ex__(self, protocol):\n        return Secret, (bytes(self._data),)\n"
+            "        raise SecretExposureError(",
+        ),
+    ),
+    case(
+        "a generated key is kept as bytes",
+        "test_secrets.py::test_22_pickles_and_copies",
+        CLIENT,
+        ("self.key = Secret(key)", "self.key = key"),
+    ),
+    case(
+        "what a KMS library says is passed on",
+        "test_secrets.py::test_22_tracebacks_of_a_kms_library_that_quotes_keys",
+        GUARD,
+        ("raised {type(error).__name__} (its", "raised {error!r} (its"),
+    ),
+    case(
+        "what is wrong with key metadata is shown by quoting it",
+        "test_secrets.py::test_22_what_decoding_reports_of_damaged_key_metadata",
+        METADATA,
+        ('"Key metadata has bytes after its end"', 'f"Key metadata has bytes after its end: {bytes(self._view)!r}"'),
+    ),
+    case(
+        "tracebacks reach a variable that holds a key",
+        "test_secrets.py::test_22_tracebacks_with_the_values_of_variables",
+        READER,
+        (
+            "        recorded, actual = ",
+            "        key = bytes(key_metadata.encryption_key.expose())\n        recorded, actual = ",
+        ),
+    ),
+    case(
+        "nonces are drawn ahead",
+        "test_forks.py::test_24_nonces_differ",
+        CIPHERS,
+        (
+            "        self._entropy = entropy\n",
+            "        drawn = [entropy(NONCE_LENGTH) for _ in range(9)]\n"
+            "        self._entropy = lambda length: drawn.pop() if length == NONCE_LENGTH else entropy(length)\n",
+        ),
+    ),
+    case(
+        "data keys are drawn ahead",
+        "test_forks.py::test_24_data_keys_differ",
+        METADATA,
+        (
+            '        """A fresh key and AAD prefix for a file to be written."""\n',
+            "        import random\n        global _drawn\n"
+            "        _drawn = globals().get('_drawn') or random.Random(1)\n"
+            "        entropy = _drawn.randbytes\n",
+        ),
+    ),
+    case(
+        "a child goes on with its parent's writer",
+        "test_forks.py::test_24_a_writer_is_of_no_use_in_a_child",
+        WRITER,
+        (
+            "        if self._process != process.generation():\n            raise",
+            "        if False:\n            raise",
+        ),
+    ),
+    case(
+        "a child that drops a writer completes it",
+        "test_forks.py::test_24_a_child_that_drops_a_writer_leaves_the_file_to_its_parent",
+        WRITER,
+        ("            self.discard()\n\n    def _check", "            self.close()\n\n    def _check"),
+        (
+            "        if self._process != process.generation():\n            raise",
+            "        if False:\n            raise",
+        ),
+    ),
+    case(
+        "a child waits for threads that it does not have",
+        "test_forks.py::test_24_threads_for_large_buffers_start_anew_in_a_child",
+        PARALLEL,
+        ("_pool is None or _pool_generation != process.generation()", "_pool is None"),
+    ),
+    case(
+        "a child waits for a call of its parent's",
+        "test_forks.py::test_24_a_call_of_the_kms_under_way_does_not_block_a_child",
+        CACHE,
+        ("        if self._process != process.generation():\n            self._reset()\n", ""),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def copy_of_the_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("defective")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for part in ("pyiceberg_encryption", "tests"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def run(project: Path, test: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/threats/{test}"]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+
+
+def test_all_threats_are_met_without_a_defect(copy_of_the_project: Path) -> None:
+    result = run(copy_of_the_project, "")
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.test.split('::')[1]}-{case.what}")
+def test_fails_once_the_check_is_taken_out(case: Case, copy_of_the_project: Path) -> None:
+    originals: dict[Path, str] = {}
+    try:
+        for defect in case.defects:
+            path = copy_of_the_project / "pyiceberg_encryption" / defect.file
+            text = path.read_text()
+            originals.setdefault(path, text)
+            assert text.count(defect.old) == 1, f"not in one place: {defect.old}"
+            path.write_text(text.replace(defect.old, defect.new))
+        result = run(copy_of_the_project, case.test)
+    finally:
+        for path, text in originals.items():
+            path.write_text(text)
+    assert result.returncode == 1, result.stdout  # 1: tests ran, and failed
+    assert " failed" in result.stdout.splitlines()[-1], result.stdout
+
+
+def test_every_threat_test_is_shown_to_be_needed() -> None:
+    """But for those that say what is not an attack."""
+    tests = {
+        f"{path.name}::{line.removeprefix('def ').partition('(')[0]}"
+        for path in (ROOT / "tests" / "threats").glob("test_*.py")
+        for line in path.read_text().splitlines()
+        if line.startswith("def test_")
+    }
+    no_attacks = {
+        "test_keyring.py::test_16_a_writer_whose_clock_is_a_little_ahead_is_not_an_attack",
+    }
+    assert tests - no_attacks == {case.test for case in CASES}

@@ -1,0 +1,143 @@
+"""22: key bytes in a log, a repr, a pickle or a traceback."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+import logging
+import pickle
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pyiceberg_encryption import KekCache, Keyring, Secret, StandardKeyMetadata
+from pyiceberg_encryption.errors import EncryptionError, SecretExposureError
+from pyiceberg_encryption.kms import GuardedClient, KeyGenerationResult, KeyManagementClient
+from pyiceberg_encryption.kms.memory import MemoryKeyManagementClient
+from pyiceberg_encryption.stream import AesGcmInputStream, AesGcmOutputStream
+from tests.support import MEMORY_PROPERTIES, NO_PAUSE, RecordingClient, Table, encrypted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KEY = b"\x01SECRET-KEY-BYT\x02"
+METADATA = StandardKeyMetadata(Secret(KEY), b"aad prefix, open", 100)
+
+
+def assert_no_key_in(text: str) -> None:
+    forms = [
+        b"SECRET-KEY".decode(),
+        KEY.hex(),
+        base64.b64encode(KEY).decode(),
+        repr(KEY),
+        str(list(KEY)),
+        "\\x01SECRET",
+    ]
+    for form in forms:
+        assert form.lower() not in text.lower()
+
+
+def holders() -> list[Any]:
+    kms = GuardedClient(MemoryKeyManagementClient({"kms.memory.key.m": base64.b64encode(KEY).decode()}))
+    cache = KekCache(kms)
+    cache.put(Secret(KEY), b"wrapped", "m")
+    keyring = Keyring([], master_key_id="m", kms=kms, kek_cache=cache)
+    keyring.seal_manifest_list_key(METADATA)
+    return [
+        Secret(KEY),
+        METADATA,
+        KeyGenerationResult(KEY, b"wrapped"),
+        kms,
+        cache,
+        keyring,
+        keyring.added,
+        AesGcmOutputStream(io.BytesIO(), METADATA),
+        AesGcmInputStream(bytes(100), METADATA),
+    ]
+
+
+def test_22_reprs_and_logs(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("threat")
+    for holder in holders():
+        for text in (repr(holder), str(holder), f"{holder}", f"{holder!r:>200}", f"{[holder]}", str({"k": holder})):
+            assert_no_key_in(text)
+        log.error("Look: %s %r", holder, holder)
+    assert_no_key_in(caplog.text)
+    assert "redacted" in caplog.text
+
+
+def test_22_pickles_and_copies() -> None:
+    for holder in (Secret(KEY), METADATA, [METADATA], {"k": Secret(KEY)}):
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            with pytest.raises(SecretExposureError):
+                pickle.dumps(holder, protocol)
+        with pytest.raises(SecretExposureError):
+            copy.deepcopy(holder)
+    for holder in holders():
+        try:
+            pickled = pickle.dumps(holder)
+        except (EncryptionError, TypeError):
+            continue
+        assert b"SECRET-KEY" not in pickled
+
+
+class Quoting(KeyManagementClient):
+    """A library that quotes the arguments of a call in its errors, as some do."""
+
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        raise ValueError(f"Parameter validation failed: Plaintext={key!r}")
+
+    def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> bytes:
+        raise RuntimeError(f"Unexpected answer: {KEY!r}")
+
+
+def test_22_tracebacks_of_a_kms_library_that_quotes_keys() -> None:
+    client = GuardedClient(Quoting({}), NO_PAUSE)
+    for call in (lambda: client.wrap_key(Secret(KEY), "m"), lambda: client.unwrap_key(b"wrapped", "m")):
+        text = traceback_of(call)
+        assert_no_key_in(text)
+        assert "Quoting raised" in text
+
+
+def traceback_of(call: Callable[[], Any]) -> str:
+    """All that is chained to the error too, whether or not it is suppressed, and the values of all variables."""
+    try:
+        call()
+    except EncryptionError as error:
+        chain: list[BaseException] = [error]
+        while following := chain[-1].__cause__ or chain[-1].__context__:
+            chain.append(following)
+        return "".join(
+            "".join(traceback.TracebackException.from_exception(link, capture_locals=True).format()) for link in chain
+        )
+    pytest.fail("no error")
+
+
+def test_22_tracebacks_with_the_values_of_variables() -> None:
+    """As error trackers send them."""
+    file, metadata = encrypted(b"plaintext", StandardKeyMetadata(Secret(KEY), b"prefix"))
+    damaged = file[:-1] + bytes([file[-1] ^ 1])
+    table = Table(RecordingClient({**MEMORY_PROPERTIES, "kms.memory.key.m": base64.b64encode(KEY).decode()}))
+    calls: list[Callable[[], Any]] = [
+        lambda: AesGcmInputStream(damaged, metadata).read(),
+        lambda: AesGcmInputStream(file[:-1], metadata),
+        lambda: AesGcmOutputStream(io.BytesIO(), metadata).key_metadata,
+        lambda: table.keyring().open_manifest_list_key("nothing"),
+        lambda: table.keyring().seal_manifest_list_key(StandardKeyMetadata(Secret(KEY))),
+    ]
+    for call in calls:
+        assert_no_key_in(traceback_of(call))
+
+
+def test_22_what_decoding_reports_of_damaged_key_metadata() -> None:
+    whole = METADATA.encode()
+    for damaged in (whole + b"x", whole[:-1], whole[:18] + b"\x09" + whole[19:]):
+        try:
+            StandardKeyMetadata.decode(damaged)
+        except EncryptionError as error:
+            assert_no_key_in(str(error))
+            assert error.__cause__ is None
+        else:
+            pytest.fail("not refused")
