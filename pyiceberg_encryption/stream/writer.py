@@ -156,7 +156,9 @@ class AesGcmOutputStream(io.BufferedIOBase):
         end = self._pending_length + len(data)
         if end > len(self._pending):
             room = min(layout.PLAIN_BLOCK_LENGTH, max(end, 2 * len(self._pending), SMALLEST_BUFFER))
-            self._pending += bytes(room - len(self._pending))
+            grown = bytearray(room)
+            grown[: self._pending_length] = memoryview(self._pending)[: self._pending_length]
+            self._pending = grown
         memoryview(self._pending)[self._pending_length : end] = data
         self._pending_length = end
         if end == layout.PLAIN_BLOCK_LENGTH:

@@ -1,0 +1,41 @@
+# Everything sets itself up: a virtual environment, dependencies, and what the tests need of Java (kept in .cache).
+PYTHON ?= python3
+VENV   ?= .venv
+SECONDS ?= 60
+FUZZ_TARGETS = key_metadata stream damaged_stream encryption_keys keystore
+
+.PHONY: demo test lint bench fuzz clean
+
+demo: $(VENV)/.installed                 ## the main job on an embedded default: no server, no cloud account
+	@$(VENV)/bin/python -m examples.core
+
+test: $(VENV)/.installed-test            ## all tests, those against Iceberg Java and real servers too
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.installed-lint
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/.installed-test           ## speed, beside Iceberg Java and bare AES-GCM
+	$(VENV)/bin/python -m benchmarks.streams
+
+fuzz: $(VENV)/.installed-fuzz            ## each parser and the reader, for SECONDS each
+	for target in $(FUZZ_TARGETS); do \
+		$(VENV)/bin/python -m fuzz $$target -max_total_time=$(SECONDS) -rss_limit_mb=1024 -timeout=10 || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) .cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet --editable . --group $*
+	@touch $@
