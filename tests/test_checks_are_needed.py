@@ -453,6 +453,7 @@ def copy_of_the_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(project: Path, test: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/threats/{test}"]
+    command += ["--assert=plain"]  # pytest takes minutes to explain how one MiB differs from another
     return subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
 
 

@@ -68,7 +68,7 @@ def test_01_no_plaintext_is_left_in_the_buffer_of_a_failed_read(size: int) -> No
     out = bytearray(size)
     with pytest.raises(IntegrityError):
         AesGcmInputStream(io.BytesIO(damaged), METADATA).readinto(out)
-    assert out[bad * BLOCK : (bad + 1) * BLOCK] == bytes(min(BLOCK, size))
+    assert not any(out[bad * BLOCK : (bad + 1) * BLOCK])
 
 
 def test_01_a_failed_block_is_not_served_from_the_cache_afterwards() -> None:
