@@ -21,6 +21,7 @@ NONCE_LENGTH = 12  # NIST SP 800-38D, section 8.2.2: a 96-bit nonce from a rando
 TAG_LENGTH = 16
 OVERHEAD = NONCE_LENGTH + TAG_LENGTH
 KEY_LENGTHS = (16, 24, 32)
+_ZEROS = memoryview(bytes(1 << 20))  # as many as a block of AGS1 has
 
 
 def check_key_length(length: int, what: str) -> None:
@@ -60,10 +61,12 @@ class AesGcm:
         view = _sealed_view(sealed)
         if len(out) != len(view) - OVERHEAD:
             raise UsageError(f"{len(view) - OVERHEAD} bytes of plaintext do not fit exactly into {len(out)}")
+        zeros = _ZEROS[: len(out)] if len(out) <= len(_ZEROS) else bytes(len(out))
         try:
             self._aead.decrypt_into(view[:NONCE_LENGTH], view[NONCE_LENGTH:], aad, out)
         except InvalidTag:
-            out[:] = bytes(len(out))  # OpenSSL writes the plaintext before it has seen the tag
+            # OpenSSL writes the plaintext before it has seen the tag. No call comes first, for Ctrl-C to strike at.
+            out[:] = zeros
             raise _integrity_error() from None
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyiceberg_encryption import process
+from pyiceberg_encryption.errors import EncryptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +24,15 @@ class _Entry(NamedTuple):
     ends: float
 
 
+class _Flight:
+    """A call of the KMS that one thread makes and others wait for, by waiting for the lock."""
+
+    def __init__(self) -> None:
+        self.lock = process.Lock()
+        self.kek: Secret | None = None
+        self.error: EncryptionError | None = None
+
+
 class KekCache:
     """Belongs to one KMS client. Safe to use from several threads, and across a fork.
 
@@ -39,62 +47,43 @@ class KekCache:
         self._kms = kms
         self._ttl = ttl_seconds
         self._clock = clock
+        self._lock = process.Lock()
         self._entries: dict[bytes, _Entry] = {}
-        self._reset()
+        self._flights: dict[bytes, _Flight] = {}
 
     def unwrap(self, wrapped_kek: bytes, master_key_id: str) -> Secret:
         name = _name(wrapped_kek, master_key_id)
-        with self._locked():
+        with self._lock:
             self._drop_ended()
             if name in self._entries:
                 return self._entries[name].kek
-            flight = self._flights.get(name)
-            leading = flight is None
-            if flight is None:
-                flight = self._flights[name] = Future()
-        if leading:
-            self._fly(flight, name, wrapped_kek, master_key_id)
-        return flight.result()
+            flight = self._flights.setdefault(name, _Flight())
+        with flight.lock:
+            if flight.error is not None:
+                raise type(flight.error)(*flight.error.args)
+            if flight.kek is None:  # nobody called yet, or who did was interrupted or left behind by a fork
+                try:
+                    flight.kek = self._kms.unwrap_key(wrapped_kek, master_key_id)
+                    self.put(flight.kek, wrapped_kek, master_key_id)
+                except EncryptionError as error:
+                    flight.error = error
+                    raise
+                finally:
+                    self._flights.pop(name, None)
+            return flight.kek
 
     def put(self, kek: Secret, wrapped_kek: bytes, master_key_id: str) -> None:
-        """Remembers a KEK that was just made."""
-        with self._locked():
-            self._remember(_name(wrapped_kek, master_key_id), kek)
-
-    def _fly(self, flight: Future[Secret], name: bytes, wrapped_kek: bytes, master_key_id: str) -> None:
-        try:
-            kek = self._kms.unwrap_key(wrapped_kek, master_key_id)
-        except BaseException as error:
-            with self._locked():
-                self._flights.pop(name, None)
-            flight.set_exception(error)
-        else:
-            with self._locked():
-                self._remember(name, kek)
-                self._flights.pop(name, None)
-            flight.set_result(kek)
-
-    def _remember(self, name: bytes, kek: Secret) -> None:
+        """Remembers a KEK that was just made or unwrapped."""
         if self._ttl > 0:
-            while len(self._entries) >= MAX_ENTRIES:
-                del self._entries[next(iter(self._entries))]
-            self._entries[name] = _Entry(kek, self._clock() + self._ttl)
+            with self._lock:
+                while len(self._entries) >= MAX_ENTRIES:
+                    del self._entries[next(iter(self._entries))]
+                self._entries[_name(wrapped_kek, master_key_id)] = _Entry(kek, self._clock() + self._ttl)
 
     def _drop_ended(self) -> None:
         now = self._clock()
         for name in [name for name, entry in self._entries.items() if entry.ends <= now]:
             del self._entries[name]
-
-    def _locked(self) -> threading.Lock:
-        if self._process != process.generation():
-            self._reset()
-        return self._lock
-
-    def _reset(self) -> None:
-        """A lock or a call under way in another thread at the moment of a fork never ends in the child."""
-        self._process = process.generation()
-        self._lock = threading.Lock()
-        self._flights: dict[bytes, Future[Secret]] = {}
 
 
 def _name(wrapped_kek: bytes, master_key_id: str) -> bytes:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 AAD_PREFIX_LENGTH = 16  # Iceberg Java: TableProperties.ENCRYPTION_AAD_LENGTH_DEFAULT
-MAX_LENGTH = 4096  # A bound of this project's own: Java's datum has some 45 bytes
+MAX_AAD_PREFIX_LENGTH = 1024  # A bound of this project's own: every known writer makes 16 bytes
 MAX_FILE_LENGTH = 2**63 - 1  # Avro long
 
 
@@ -34,6 +34,8 @@ class StandardKeyMetadata:
 
     def __post_init__(self) -> None:
         check_key_length(len(self.encryption_key), "The encryption key in key metadata")
+        if self.aad_prefix is not None and len(self.aad_prefix) > MAX_AAD_PREFIX_LENGTH:
+            raise FormatError(f"The AAD prefix in key metadata has {len(self.aad_prefix)} bytes: too many")
         if self.file_length is not None and not 0 <= self.file_length <= MAX_FILE_LENGTH:
             raise FormatError(f"The file length in key metadata is {self.file_length}")
 
@@ -59,14 +61,13 @@ class StandardKeyMetadata:
     @classmethod
     def decode(cls, data: Buffer) -> StandardKeyMetadata:
         view = memoryview(data)
-        if len(view) > MAX_LENGTH:
-            raise FormatError(f"Key metadata has {len(view)} bytes; no writer makes more than {MAX_LENGTH}")
+        del data  # so that no traceback shows it
         if len(view) == 0 or view[0] != VERSION:
             raise FormatError("Key metadata does not begin with a known version byte (0x01)")
         reader = _DatumReader(view, 1)
         metadata = cls(
-            encryption_key=Secret(reader.bytes()),
-            aad_prefix=bytes(reader.bytes()) if reader.present() else None,
+            encryption_key=Secret(reader.bytes(max(KEY_LENGTHS))),
+            aad_prefix=bytes(reader.bytes(MAX_AAD_PREFIX_LENGTH)) if reader.present() else None,
             file_length=reader.long() if reader.present() else None,
         )
         reader.finish()
@@ -98,10 +99,12 @@ class _DatumReader:
             raise FormatError("Key metadata contains a malformed number")
         return (unsigned >> 1) ^ -(unsigned & 1)
 
-    def bytes(self) -> memoryview:
+    def bytes(self, at_most: int) -> memoryview:
         length = self.long()
-        if not 0 <= length <= len(self._view) - self._at:
-            raise FormatError("Key metadata contains a length that reaches beyond its end")
+        if not 0 <= length <= at_most:
+            raise FormatError(f"Key metadata contains a value of {length} bytes, where at most {at_most} are expected")
+        if length > len(self._view) - self._at:
+            raise FormatError("Key metadata ends in the middle of a value")
         start = self._at
         self._at += length
         return self._view[start : self._at]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg_encryption import process
 from pyiceberg_encryption.ciphers import KEY_LENGTHS, AesGcm
 from pyiceberg_encryption.errors import ConfigurationError, FormatError, IntegrityError
 from pyiceberg_encryption.key_metadata import StandardKeyMetadata
@@ -53,14 +53,14 @@ class EncryptedKey:
         if not isinstance(key_id, str) or not key_id:
             raise FormatError("An entry of encryption-keys has no key-id")
         if encrypted_by_id is not None and not isinstance(encrypted_by_id, str):
-            raise FormatError(f"Entry '{key_id}' of encryption-keys has an encrypted-by-id that is not a string")
+            raise FormatError(f"Entry {key_id!r} of encryption-keys has an encrypted-by-id that is not a string")
         properties = {} if entry.get("properties") is None else entry["properties"]
         if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
-            raise FormatError(f"Entry '{key_id}' of encryption-keys has properties that are not strings")
+            raise FormatError(f"Entry {key_id!r} of encryption-keys has properties that are not strings")
         try:
-            metadata = base64.b64decode(entry.get("encrypted-key-metadata", ""), validate=True)
-        except (binascii.Error, TypeError, ValueError):
-            raise FormatError(f"Entry '{key_id}' of encryption-keys holds no base64") from None
+            metadata = base64.b64decode(entry["encrypted-key-metadata"], validate=True)
+        except (binascii.Error, KeyError, TypeError, ValueError):
+            raise FormatError(f"Entry {key_id!r} of encryption-keys holds no base64") from None
         return cls(key_id, metadata, encrypted_by_id, dict(properties))
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Keyring:
         self._keys: dict[str, EncryptedKey] = {}
         for key in keys:
             if key.key_id in self._keys:
-                raise IntegrityError(f"encryption-keys has two entries '{key.key_id}'")
+                raise IntegrityError(f"encryption-keys has two entries {key.key_id!r}")
             self._keys[key.key_id] = key
         self._added: list[EncryptedKey] = []
         self._master_key_id = master_key_id
@@ -116,7 +116,7 @@ class Keyring:
         self._kek_lifespan = kek_lifespan_days * MILLIS_PER_DAY
         self._clock = clock
         self._entropy = entropy
-        self._lock = threading.Lock()
+        self._lock = process.Lock()
 
     @property
     def added(self) -> tuple[EncryptedKey, ...]:
@@ -132,9 +132,9 @@ class Keyring:
         """The key metadata of the manifest list of the snapshot whose `key-id` this is."""
         entry = self._entry(key_id)
         if entry.encrypted_by_id == self._master_key_id:
-            raise IntegrityError(f"Snapshot key '{key_id}' is a KEK, not the key of a manifest list")
+            raise IntegrityError(f"Snapshot key {key_id!r} is a KEK, not the key of a manifest list")
         kek_entry = self._kek_entry(entry)
-        return self._open(entry, kek_entry, self._unwrap(kek_entry))
+        return StandardKeyMetadata.decode(self._open(entry, kek_entry, self._unwrap(kek_entry)).expose())
 
     def seal_manifest_list_key(self, key_metadata: StandardKeyMetadata) -> str:
         """Adds an entry for the manifest list of a new snapshot, and a KEK where none can be used. Returns its key id.
@@ -152,7 +152,7 @@ class Keyring:
     def _entry(self, key_id: str) -> EncryptedKey:
         if key_id not in self._keys:
             raise IntegrityError(
-                f"Key '{key_id}' is missing from the table's encryption-keys: its metadata was changed, or written by "
+                f"Key {key_id!r} is missing from the table's encryption-keys: its metadata was changed, or written by "
                 "software that does not know encryption. Restore a metadata file that has this key"
             )
         return self._keys[key_id]
@@ -160,12 +160,12 @@ class Keyring:
     def _kek_entry(self, entry_of_manifest_list: EncryptedKey) -> EncryptedKey:
         kek_id = entry_of_manifest_list.encrypted_by_id
         if kek_id is None:
-            raise IntegrityError(f"Key '{entry_of_manifest_list.key_id}' does not say which KEK sealed it")
+            raise IntegrityError(f"Key {entry_of_manifest_list.key_id!r} does not say which KEK sealed it")
         entry = self._entry(kek_id)
         if entry.encrypted_by_id != self._master_key_id:
             raise IntegrityError(
-                f"KEK '{kek_id}' is wrapped by '{entry.encrypted_by_id}', but the master key of this table is "
-                f"'{self._master_key_id}'"
+                f"KEK {kek_id!r} is wrapped by {entry.encrypted_by_id!r}, but the master key of this table is "
+                f"{self._master_key_id!r}"
             )
         return entry
 
@@ -173,22 +173,22 @@ class Keyring:
         try:
             kek = self._kek_cache.unwrap(kek_entry.encrypted_key_metadata, self._master_key_id)
         except IntegrityError as error:
-            raise IntegrityError(f"KEK '{kek_entry.key_id}': {error}") from None
+            raise IntegrityError(f"KEK {kek_entry.key_id!r}: {error}") from None
         if len(kek) not in KEY_LENGTHS:
             raise IntegrityError(
-                f"KEK '{kek_entry.key_id}' has {len(kek)} bytes once unwrapped; an AES key has 16, 24 or 32"
+                f"KEK {kek_entry.key_id!r} has {len(kek)} bytes once unwrapped; an AES key has 16, 24 or 32"
             )
         return kek
 
-    def _open(self, entry: EncryptedKey, kek_entry: EncryptedKey, kek: Secret) -> StandardKeyMetadata:
+    def _open(self, entry: EncryptedKey, kek_entry: EncryptedKey, kek: Secret) -> Secret:
+        """The encoded key metadata. That it opens proves the KEK, its time and the entry."""
         try:
-            opened = AesGcm(kek).open(entry.encrypted_key_metadata, _timestamp_aad(kek_entry))
+            return Secret(AesGcm(kek).open(entry.encrypted_key_metadata, _timestamp_aad(kek_entry)))
         except (IntegrityError, FormatError):
             raise IntegrityError(
-                f"Key '{entry.key_id}' does not open with KEK '{kek_entry.key_id}': one of them, or the "
+                f"Key {entry.key_id!r} does not open with KEK {kek_entry.key_id!r}: one of them, or the "
                 f"{KEY_TIMESTAMP} of the KEK, was changed"
             ) from None
-        return StandardKeyMetadata.decode(opened)
 
     def _check_complete(self) -> None:
         """Nothing is added to a list from which something was taken: that would hide it."""
@@ -199,33 +199,24 @@ class Keyring:
         """The newest KEK that is young enough, long enough, and proven to have the time that it claims.
 
         The proof is a manifest-list key that opens with it, since its time is the AAD there. A KEK for which there is
-        none is left alone. A KEK made by another writer may be any of those that are not expired: Iceberg Java goes on
-        with the first one, iceberg-rust with the newest.
+        none is left alone, and so is one whose proven time lies in the future, since a writer's clock was wrong. Other
+        writers choose differently among the KEKs that are not expired: Iceberg Java goes on with the first one,
+        iceberg-rust with the newest.
         """
         now = self._now()
-        candidates = []
-        for entry in self._keys.values():
-            if entry.encrypted_by_id == self._master_key_id:
-                made = _timestamp(entry)
-                if made > now + MAX_CLOCK_SKEW_MILLIS:
-                    raise IntegrityError(
-                        f"KEK '{entry.key_id}' claims to be from the future ({KEY_TIMESTAMP} {made}): it was changed, "
-                        "or the clock of this machine or of a writer is wrong"
-                    )
-                if now - made < self._kek_lifespan:
-                    candidates.append((made, entry))
-        for _, kek_entry in sorted(candidates, key=lambda candidate: candidate[0], reverse=True):
-            proof = next((entry for entry in self._keys.values() if entry.encrypted_by_id == kek_entry.key_id), None)
-            if proof is not None:
+        keks = [(_timestamp(key), key) for key in self._keys.values() if key.encrypted_by_id == self._master_key_id]
+        for made, kek_entry in sorted(keks, key=lambda kek: kek[0], reverse=True):
+            proof = next((key for key in self._keys.values() if key.encrypted_by_id == kek_entry.key_id), None)
+            if proof is not None and now - made < self._kek_lifespan:
                 kek = self._unwrap(kek_entry)
                 self._open(proof, kek_entry, kek)
-                if len(kek) >= self._data_key_length:
+                if made <= now + MAX_CLOCK_SKEW_MILLIS and len(kek) >= self._data_key_length:
                     return kek_entry, kek
         return None
 
     def _new_kek(self) -> tuple[EncryptedKey, Secret]:
-        if self._kms.supports_key_generation():
-            kek, wrapped = self._kms.generate_key(self._master_key_id)
+        if generated := self._kms.generate_key(self._master_key_id):
+            kek, wrapped = generated
             if len(kek) not in KEY_LENGTHS or len(kek) < self._data_key_length:
                 raise ConfigurationError(
                     f"The KMS generates keys of {len(kek)} bytes, but this table's data keys have "
@@ -253,7 +244,7 @@ class Keyring:
 def _timestamp(kek_entry: EncryptedKey) -> int:
     text = kek_entry.properties.get(KEY_TIMESTAMP, "")
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_TIMESTAMP_DIGITS):
-        raise IntegrityError(f"KEK '{kek_entry.key_id}' has no valid {KEY_TIMESTAMP}: the table's metadata was changed")
+        raise IntegrityError(f"KEK {kek_entry.key_id!r} has no valid {KEY_TIMESTAMP}: the table's metadata was changed")
     return int(text)
 
 

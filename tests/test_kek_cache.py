@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import cast
 
 import pytest
 
@@ -122,6 +123,24 @@ def test_is_bounded_and_forgets_the_oldest() -> None:
     assert client.calls == []
     with pytest.raises(Exception, match="master key"):
         cache.unwrap((0).to_bytes(4, "big"), "keyA")
+
+
+def test_a_call_that_was_interrupted_is_made_again() -> None:
+    client = RecordingClient()
+    blob = wrapped(client)
+    kms = GuardedClient(client)
+    interrupts = [KeyboardInterrupt()]
+
+    class Interrupted:
+        def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> Secret:
+            if interrupts:
+                raise interrupts.pop()
+            return kms.unwrap_key(wrapped_key, wrapping_key_id)
+
+    cache = KekCache(cast("GuardedClient", Interrupted()))
+    with pytest.raises(KeyboardInterrupt):
+        cache.unwrap(blob, "keyA")
+    assert cache.unwrap(blob, "keyA") == Secret(KEK)
 
 
 def run_threads(work: object, count: int) -> None:

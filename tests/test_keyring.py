@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyiceberg_encryption import EncryptedKey, KekCache, KeyManagementClient, Keyring, Secret, StandardKeyMetadata
+from pyiceberg_encryption.ciphers import AesGcm
 from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, FormatError, IntegrityError
 from pyiceberg_encryption.keyring import KEY_TIMESTAMP
 from pyiceberg_encryption.kms import GuardedClient, KeyGenerationResult
@@ -126,6 +127,33 @@ def test_a_kek_shorter_than_the_data_keys_is_not_used_for_new_ones() -> None:
     table.keyring().open_manifest_list_key(old)
 
 
+def test_a_proof_of_a_later_version_is_a_proof() -> None:
+    """That it opens is enough; what it holds matters to those who read that snapshot."""
+    table = Table()
+    table.commit()
+    kek_entry = table.keks[0]
+    kek = Secret(table.client.unwrap_key(kek_entry.encrypted_key_metadata, "keyA"))
+    later = AesGcm(kek).seal(b"\x02 of a later version", kek_entry.properties[KEY_TIMESTAMP].encode())
+    table.keys = [kek_entry, EncryptedKey("later", later, kek_entry.key_id)]
+    table.snapshot_key_ids = ["later"]
+    table.commit()
+    assert len(table.keks) == 1
+    with pytest.raises(FormatError, match="version"):
+        table.keyring().open_manifest_list_key("later")
+
+
+def test_a_writer_whose_clock_was_ahead_does_not_stop_the_others() -> None:
+    table = Table()
+    table.clock.seconds += 3650 * DAY
+    key_id, sealed = table.commit()
+    table.clock.seconds -= 3650 * DAY
+    table.commit()
+    assert len(table.keks) == 2
+    table.commit()
+    assert len(table.keks) == 2
+    assert table.keyring().open_manifest_list_key(key_id) == sealed
+
+
 class GeneratingClient(RecordingClient):
     length = 32
 
@@ -216,6 +244,7 @@ def test_json_and_back() -> None:
         {},
         {"key-id": ""},
         {"key-id": 7, "encrypted-key-metadata": ""},
+        {"key-id": "x"},
         {"key-id": "x", "encrypted-key-metadata": "not base64!"},
         {"key-id": "x", "encrypted-key-metadata": 7},
         {"key-id": "x", "encrypted-key-metadata": "", "encrypted-by-id": 7},

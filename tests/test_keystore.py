@@ -3,16 +3,19 @@ from __future__ import annotations
 import base64
 import json
 import os
+import pickle
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyiceberg_encryption import Secret, load_kms_client
 from pyiceberg_encryption.errors import (
+    ClosedError,
     ConfigurationError,
     EncryptionError,
     FormatError,
@@ -22,6 +25,7 @@ from pyiceberg_encryption.errors import (
 )
 from pyiceberg_encryption.kms import keystore
 from pyiceberg_encryption.kms.keystore import Keystore
+from pyiceberg_encryption.kms.local import LocalKeyManagementClient
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,13 +67,15 @@ def test_the_file_is_the_owners_alone_and_shows_no_key(path: Path) -> None:
     for another in ("people", "things"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         content = path.read_bytes()
-        for key in store.keys.values():
+        for key in Keystore.open(path, PASSPHRASE).keys.values():
             raw = bytes(key.expose())
             for form in (raw, raw.hex().encode(), base64.b64encode(raw)):
                 assert form not in content
-        path.chmod(0o644)
         Keystore.add_key(path, PASSPHRASE, another)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o640)  # its owner lets a team read it
+    Keystore.add_key(path, PASSPHRASE, "last")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert repr(store) == f"Keystore({str(path)!r}, key ids ['orders'])"
 
 
@@ -207,16 +213,69 @@ def test_the_client_finds_a_key_that_was_added_since(path: Path) -> None:
     client.wrap_key(Secret(b"k" * 16), "later")
 
 
-def test_a_closed_client_holds_no_keys(path: Path) -> None:
-    from pyiceberg_encryption.kms.local import LocalKeyManagementClient
-
+def test_a_closed_client_holds_no_keys_and_refuses_use(path: Path) -> None:
     Keystore.create(path, PASSPHRASE, ["orders"])
     client = LocalKeyManagementClient(properties(path))
-    key = client._master_keys["orders"]
     client.close()
-    assert repr(key) == "Secret(wiped)"
-    with pytest.raises(KmsKeyError):
-        client.wrap_key(b"k" * 16, "orders")
+    assert client._master_keys == {}
+    Keystore.add_key(path, PASSPHRASE, "later")
+    for key_id in ("orders", "later"):
+        with pytest.raises(ClosedError):
+            client.wrap_key(b"k" * 16, key_id)
+
+
+def test_a_client_is_not_pickled(path: Path) -> None:
+    Keystore.create(path, PASSPHRASE, ["orders"])
+    client = LocalKeyManagementClient(properties(path))
+    client.properties = {}
+    client.close()
+    with pytest.raises((EncryptionError, TypeError)):
+        pickle.dumps(client)
+
+
+def test_threads_that_want_a_new_key_at_once_all_find_it(path: Path) -> None:
+    Keystore.create(path, PASSPHRASE, ["orders"])
+    for number in range(10):
+        client = load_kms_client(properties(path))
+        Keystore.add_key(path, PASSPHRASE, f"new{number}")
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: client.wrap_key(Secret(b"k" * 16), f"new{number}"), range(8)))  # noqa: B023
+
+
+def test_a_reload_that_fails_is_made_up_for(path: Path) -> None:
+    Keystore.create(path, PASSPHRASE, ["orders"])
+    client = load_kms_client(properties(path))
+    Keystore.add_key(path, PASSPHRASE, "new")
+    content = path.read_bytes()
+    path.write_bytes(b"something else for a moment")
+    with pytest.raises(FormatError):
+        client.wrap_key(Secret(b"k" * 16), "new")
+    path.write_bytes(content)
+    client.wrap_key(Secret(b"k" * 16), "new")
+
+
+def test_a_file_that_is_reached_by_a_link_is_replaced_where_it_lies(path: Path, tmp_path: Path) -> None:
+    Keystore.create(path, PASSPHRASE, ["orders"])
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    Keystore.add_key(link, PASSPHRASE, "more")
+    assert link.is_symlink()
+    assert Keystore.open(path, PASSPHRASE).keys.keys() == {"orders", "more"}
+
+
+def test_a_file_that_another_process_writes_to_for_long_is_not_waited_for_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Keystore.create(path, PASSPHRASE, ["orders"])
+    monkeypatch.setattr(keystore, "LOCK_TIMEOUT_SECONDS", 0.1)
+    with FileLock(f"{path}.lock"), pytest.raises(UsageError, match="Another process"):
+        Keystore.add_key(path, PASSPHRASE, "more")
+
+
+def test_a_path_that_is_no_file_is_named(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=r"cannot be read: .*directory"):
+        Keystore.open(path, PASSPHRASE)
 
 
 def test_the_passphrase_can_come_from_a_file(path: Path, tmp_path: Path) -> None:
@@ -225,8 +284,11 @@ def test_the_passphrase_can_come_from_a_file(path: Path, tmp_path: Path) -> None
     file.write_text(PASSPHRASE + "\n")
     given = {"encryption.kms-type": "local", "kms.local.keystore": str(path), "kms.local.passphrase-file": str(file)}
     load_kms_client(given).wrap_key(Secret(b"k" * 16), "orders")
+    file.write_text("\n")
+    with pytest.raises(ConfigurationError, match="is empty"):
+        load_kms_client(given)
     file.unlink()
-    with pytest.raises(ConfigurationError, match="cannot be read: FileNotFoundError"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read: .*No such file"):
         load_kms_client(given)
 
 

@@ -95,6 +95,9 @@ class Answering(KeyManagementClient):
     def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> bytes:
         return self.answer  # type: ignore[no-any-return]
 
+    def supports_key_generation(self) -> bool:
+        return True
+
     def generate_key(self, wrapping_key_id: str) -> Any:
         return SimpleNamespace(key=self.answer, wrapped_key=self.answer)
 

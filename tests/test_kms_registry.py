@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, EntryPoints
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_a_class_of_the_users_own(client_class: type) -> None:
     client = load_kms_client({"py-kms-impl": f"{__name__}.{client_class.__name__}"})
     wrapped = client.wrap_key(Secret(b"0123456789abcdef"), "any")
     assert client.unwrap_key(wrapped, "any") == Secret(b"0123456789abcdef")
-    assert not client.supports_key_generation()
+    assert client.generate_key("any") is None
     client.close()
 
 
@@ -104,12 +104,15 @@ def test_another_package_cannot_take_the_name_of_a_built_in_type(monkeypatch: py
         ({"encryption.kms-type": "memory", "kms.request-timeout": "soon"}, "not a number"),
         ({"encryption.kms-type": "memory", "kms.request-timeout": "0"}, "above 0"),
         ({"encryption.kms-type": "memory", "kms.request-timeout": "nan"}, "above 0"),
+        ({"encryption.kms-type": "memory", "kms.request-timeout": "inf"}, "at most 3600"),
+        ({"encryption.kms-type": "memory", "kms.max-attempts": "101"}, "at most 100"),
+        ({"encryption.kms-type": 5}, "Unknown"),
         ({"encryption.kms-type": "memory", "kms.max-attempts": "2.5"}, "not a number"),
         ({"encryption.kms-type": "memory", "kms.memory.key.m": "not base64!"}, "not base64"),
         ({"encryption.kms-type": "memory", "kms.memory.key.m": "AAAA"}, "holds 3 bytes"),
     ],
 )
-def test_a_configuration_that_cannot_be_meant_is_refused(properties: dict[str, str], message: str) -> None:
+def test_a_configuration_that_cannot_be_meant_is_refused(properties: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load_kms_client(properties)
 

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import array
+import concurrent.futures
 import io
 import random
+import time
 import tracemalloc
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -23,6 +26,7 @@ from pyiceberg_encryption.stream import (
     encrypt_into,
     encrypted_length,
     layout,
+    parallel,
 )
 from pyiceberg_encryption.stream.reader import FETCH_BLOCKS
 from tests.support import BLOCK, KeptBytesIO, encrypted, key_metadata, pattern
@@ -47,7 +51,7 @@ def test_what_is_written_is_read(length: int, key_length: int) -> None:
     assert file.startswith(b"AGS1\x00\x00\x10\x00")
     assert decrypt(file, metadata) == plain
     with reader(file, metadata) as stream:
-        assert len(stream) == length
+        assert stream.length == length
         assert stream.read() == plain
 
 
@@ -478,3 +482,69 @@ def test_a_stream_without_a_recorded_length_needs_the_one_setting_that_admits_it
     with pytest.raises(FormatError, match="does not record a file length"):
         decrypt(file, metadata)
     assert decrypt(file, metadata, allow_unrecorded_length=True) == b"written elsewhere"
+
+
+def test_an_interrupted_read_ends_after_its_threads_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or they would write to the caller's buffer later, when it holds something else."""
+    working: set[int] = set()
+    interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
+    real_wait = concurrent.futures.wait
+
+    def interrupted_wait(others: Any) -> Any:
+        if interrupts:
+            raise interrupts.pop()
+        return real_wait(others)
+
+    def work(index: int) -> None:
+        working.add(index)
+        time.sleep(0.05 if index % 4 else 0)  # the calling thread has every fourth
+        working.remove(index)
+
+    monkeypatch.setattr(parallel, "_available_cores", lambda: 4)
+    monkeypatch.setattr(parallel, "wait", interrupted_wait)
+    with pytest.raises(KeyboardInterrupt):
+        parallel.for_each(16, work)
+    assert working == set()
+    assert interrupts == []
+
+
+def test_an_error_in_any_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_available_cores", lambda: 4)
+
+    def work(index: int) -> None:
+        if index == failing:
+            raise IntegrityError(f"block {index}")
+
+    for failing in range(8):
+        with pytest.raises(IntegrityError, match=f"block {failing}"):
+            parallel.for_each(8, work)
+
+
+def test_a_reader_that_cannot_be_made_closes_its_source() -> None:
+    source = io.BytesIO(MODEL_FILE[:-1])
+    with pytest.raises(IntegrityError):
+        AesGcmInputStream(source, MODEL_METADATA)
+    assert source.closed
+
+
+def test_odd_buffers() -> None:
+    out = array.array("q", bytes(8 * 1000))
+    AesGcmInputStream(MODEL_FILE, MODEL_METADATA).readinto(out)
+    assert out.tobytes() == MODEL_PLAIN[:8000]
+    sink = KeptBytesIO()
+    with AesGcmOutputStream(sink, key_metadata()) as writer:
+        assert writer.write(out) == 8000
+    assert decrypt(sink.written, writer.key_metadata) == MODEL_PLAIN[:8000]
+    with pytest.raises(TypeError):
+        AesGcmInputStream(MODEL_FILE, MODEL_METADATA).readinto(b"read-only")
+    with pytest.raises(TypeError):
+        AesGcmInputStream(MODEL_FILE, MODEL_METADATA).seek(1.5)  # type: ignore[arg-type]
+
+
+def test_a_file_that_does_not_block_is_refused() -> None:
+    class NotYet(io.BytesIO):
+        def readinto(self, buffer: Any) -> int:
+            return None  # type: ignore[return-value]
+
+    with pytest.raises(BlockingIOError):
+        AesGcmInputStream(NotYet(MODEL_FILE), MODEL_METADATA).read(1)

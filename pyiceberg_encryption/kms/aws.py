@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import datetime, timedelta, timezone
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg_encryption import process
 from pyiceberg_encryption.errors import (
     ConfigurationError,
     IntegrityError,
@@ -52,7 +53,15 @@ ROLE_RENEWAL = timedelta(minutes=5)  # before a role's credentials end
 ERRORS: dict[type[Exception], tuple[str, frozenset[str]]] = {
     KmsThrottledError: (
         "AWS KMS throttles this caller",
-        frozenset({"Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequestsException"}),
+        frozenset(
+            {
+                "RequestLimitExceeded",
+                "Throttling",
+                "ThrottledException",
+                "ThrottlingException",
+                "TooManyRequestsException",
+            }
+        ),
     ),
     KmsUnavailableError: (
         "AWS KMS is not available",
@@ -114,8 +123,9 @@ class AwsKeyManagementClient(KeyManagementClient):
         timeout = RetryPolicy.from_properties(properties).request_timeout
         # The guard around every client retries; botocore would multiply that.
         self._config = Config(connect_timeout=timeout, read_timeout=timeout, retries={"total_max_attempts": 1})
-        self._lock = threading.Lock()
+        self._lock = process.Lock()
         self._kms: Any = None
+        self._kms_generation = process.generation()
         self._credentials_end: datetime | None = None
 
     def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
@@ -163,14 +173,20 @@ class AwsKeyManagementClient(KeyManagementClient):
         except (
             botocore_errors.BotoCoreError
         ) as error:  # its text may quote the parameters of the call, and with them the key
-            failure = KmsError(f"boto3 could not make the call ({type(error).__name__}). Check the client.* properties")
+            failure = KmsError(
+                f"boto3 could not make the call ({type(error).__name__}). Check the id of the master key and the "
+                "client.* properties"
+            )
+        except ValueError:
+            failure = ConfigurationError(f"boto3 does not take the value of {ENDPOINT} or {REGION}")
         raise failure
 
     def _client(self) -> Any:
         """The boto3 client, made anew when the credentials of an assumed role come to their end."""
         with self._lock:
-            end = self._credentials_end
-            if self._kms is None or (end is not None and datetime.now(timezone.utc) > end - ROLE_RENEWAL):
+            end, made_in = self._credentials_end, self._kms_generation
+            ended = end is not None and datetime.now(timezone.utc) > end - ROLE_RENEWAL
+            if self._kms is None or ended or made_in != process.generation():  # a fork would share its connections
                 session = boto3.Session(
                     profile_name=self.properties.get(PROFILE_NAME),
                     region_name=self.properties.get(REGION),
@@ -180,6 +196,7 @@ class AwsKeyManagementClient(KeyManagementClient):
                 )
                 if ROLE_ARN in self.properties:
                     session = self._assume_role(session)
+                self._kms_generation = process.generation()
                 self._kms = session.client("kms", endpoint_url=self.properties.get(ENDPOINT), config=self._config)
             return self._kms
 
@@ -203,7 +220,10 @@ def _translate(error: botocore_errors.ClientError) -> Exception:
     for kind, (advice, codes) in ERRORS.items():
         if code in codes:
             return kind(f"{advice} ({code}: {message})")
-    if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return KmsThrottledError(f"AWS KMS throttles this caller ({code})")
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return KmsUnavailableError(f"AWS KMS failed ({code})")
     return KmsError(f"AWS KMS answered {code}")
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 REQUEST_TIMEOUT = "kms.request-timeout"
 REQUEST_TIMEOUT_DEFAULT = 10.0
+MAX_REQUEST_TIMEOUT = 3600
 MAX_ATTEMPTS = "kms.max-attempts"
 MAX_ATTEMPTS_DEFAULT = 4
+MOST_ATTEMPTS = 100
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 5.0
 
@@ -43,8 +45,8 @@ class RetryPolicy:
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> RetryPolicy:
         return cls(
-            _number(properties, REQUEST_TIMEOUT, REQUEST_TIMEOUT_DEFAULT, float),
-            _number(properties, MAX_ATTEMPTS, MAX_ATTEMPTS_DEFAULT, int),
+            _number(properties, REQUEST_TIMEOUT, REQUEST_TIMEOUT_DEFAULT, float, MAX_REQUEST_TIMEOUT),
+            _number(properties, MAX_ATTEMPTS, MAX_ATTEMPTS_DEFAULT, int, MOST_ATTEMPTS),
         )
 
     def pause(self, failed_attempts: int) -> None:
@@ -71,13 +73,12 @@ class GuardedClient:
 
         return self._call("unwrap a key", wrapping_key_id, unwrap)
 
-    def supports_key_generation(self) -> bool:
-        return self._client.supports_key_generation()
+    def generate_key(self, wrapping_key_id: str) -> tuple[Secret, bytes] | None:
+        """A new key, in the clear and wrapped; None if the service does not make keys."""
 
-    def generate_key(self, wrapping_key_id: str) -> tuple[Secret, bytes]:
-        """A new key, in the clear and wrapped."""
-
-        def generate() -> tuple[Secret, bytes]:
+        def generate() -> tuple[Secret, bytes] | None:
+            if not self._client.supports_key_generation():
+                return None
             result = self._client.generate_key(wrapping_key_id)
             return _secret(result.key), _bytes(result.wrapped_key)
 
@@ -98,7 +99,7 @@ class GuardedClient:
 
     def _call_in_time(self, what: str, key_id: str, call: Callable[[], T]) -> T:
         """Runs the call in a thread of its own, which is left behind if it does not end in time."""
-        failed = f"Could not {what} with master key '{key_id}'"
+        failed = f"Could not {what} with master key {key_id!r}"
         results: list[T] = []
         errors: list[EncryptionError] = []
 
@@ -144,13 +145,13 @@ def _secret(answer: object) -> Secret:
     return answer if isinstance(answer, Secret) else Secret(_bytes(answer))
 
 
-def _number(properties: Mapping[str, str], name: str, default: T, kind: Callable[[str], T]) -> T:
+def _number(properties: Mapping[str, str], name: str, default: T, kind: Callable[[str], T], highest: int) -> T:
     if name not in properties:
         return default
     try:
         value = kind(properties[name])
     except (TypeError, ValueError):
         raise ConfigurationError(f"Property {name} is not a number: {properties[name]!r}") from None
-    if not value > 0:  # type: ignore[operator]
-        raise ConfigurationError(f"Property {name} must be above 0, and is {properties[name]}")
+    if not 0 < value <= highest:  # type: ignore[operator]
+        raise ConfigurationError(f"Property {name} must be above 0 and at most {highest}, and is {properties[name]}")
     return value

@@ -12,12 +12,13 @@ import binascii
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from pyiceberg_encryption.ciphers import KEY_LENGTHS, AesGcm
 from pyiceberg_encryption.errors import ConfigurationError, FormatError, IntegrityError, UsageError
@@ -34,7 +35,7 @@ SALT_LENGTH = 16
 # RFC 9106, section 4: the second recommended option, for where memory is constrained
 ITERATIONS, LANES, MEMORY_KIB = 3, 4, 64 * 1024
 # What a file may ask for, so that opening a forged one does not exhaust the machine
-MAX_ITERATIONS, MAX_LANES, MAX_MEMORY_KIB = 16, 16, 1024 * 1024
+MAX_ITERATIONS, MAX_LANES, MAX_MEMORY_KIB = 10, 16, 256 * 1024
 LOCK_TIMEOUT_SECONDS = 30.0
 
 
@@ -47,10 +48,17 @@ class Keystore:
 
     @classmethod
     def create(
-        cls, path: str | Path, passphrase: str, key_ids: list[str], *, entropy: Callable[[int], bytes] = os.urandom
+        cls,
+        path: str | Path,
+        passphrase: str | Secret,
+        key_ids: list[str],
+        *,
+        entropy: Callable[[int], bytes] = os.urandom,
     ) -> Keystore:
         """Makes a new file with a new master key for each id. Refuses to replace a file."""
-        path = Path(path)
+        passphrase, path = secret_passphrase(passphrase), _resolved(path)
+        if len(passphrase) == 0:
+            raise ConfigurationError("A keystore needs a passphrase that is not empty")
         with _locked(path):
             if path.exists():
                 raise UsageError(f"{path} exists already. Add keys to it, or choose another name")
@@ -61,21 +69,29 @@ class Keystore:
         return store
 
     @classmethod
-    def open(cls, path: str | Path, passphrase: str) -> Keystore:
-        path = Path(path)
+    def open(cls, path: str | Path, passphrase: str | Secret) -> Keystore:
+        passphrase, path = secret_passphrase(passphrase), _resolved(path)
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_FILE_LENGTH + 1)
         except FileNotFoundError:
             raise ConfigurationError(f"There is no keystore at {path}. Create it first (Keystore.create)") from None
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"The keystore {path} cannot be read: {error}") from None
         return cls(path, _unseal(path, data, passphrase))
 
     @classmethod
     def add_key(
-        cls, path: str | Path, passphrase: str, key_id: str, *, entropy: Callable[[int], bytes] = os.urandom
+        cls,
+        path: str | Path,
+        passphrase: str | Secret,
+        key_id: str,
+        *,
+        entropy: Callable[[int], bytes] = os.urandom,
     ) -> Keystore:
         """Adds a new master key to the file, whatever other processes add to it at the same time."""
-        with _locked(Path(path)):
+        passphrase, path = secret_passphrase(passphrase), _resolved(path)
+        with _locked(path):
             store = cls.open(path, passphrase)
             store._generate(key_id, entropy)
             store._save(passphrase, entropy)
@@ -89,13 +105,11 @@ class Keystore:
             raise UsageError("A master key needs an id")
         if key_id in self.keys:
             raise UsageError(
-                f"{self.path} has a master key '{key_id}' already; a new one of that name would orphan data"
+                f"{self.path} has a master key {key_id!r} already; a new one of that name would orphan data"
             )
         self.keys[key_id] = Secret.random(MASTER_KEY_LENGTH, entropy)
 
-    def _save(self, passphrase: str, entropy: Callable[[int], bytes]) -> None:
-        if not passphrase:
-            raise ConfigurationError("A keystore needs a passphrase that is not empty")
+    def _save(self, passphrase: Secret, entropy: Callable[[int], bytes]) -> None:
         header = {
             "format": FORMAT,
             "version": VERSION,
@@ -105,23 +119,41 @@ class Keystore:
             "lanes": LANES,
             "memory-kib": MEMORY_KIB,
         }
-        keys = json.dumps({key_id: _to_base64(key.expose()) for key_id, key in self.keys.items()}).encode()
-        sealed = AesGcm(_derive_key(header, passphrase), entropy).seal(keys, _header_aad(header))
+        sealed = AesGcm(_derive_key(header, passphrase), entropy).seal(self._encoded().expose(), _header_aad(header))
         _replace(self.path, json.dumps({**header, "keys": _to_base64(sealed)}, indent=2).encode() + b"\n")
 
+    def _encoded(self) -> Secret:
+        return Secret(json.dumps({key_id: _to_base64(key.expose()) for key_id, key in self.keys.items()}).encode())
 
-def _unseal(path: Path, data: bytes, passphrase: str) -> dict[str, Secret]:
+
+def secret_passphrase(passphrase: str | Secret) -> Secret:
+    """So that no variable of a failing function shows it."""
+    return passphrase if isinstance(passphrase, Secret) else Secret(passphrase.encode(errors="surrogatepass"))
+
+
+def _unseal(path: Path, data: bytes, passphrase: Secret) -> dict[str, Secret]:
     try:
         if len(data) > MAX_FILE_LENGTH:
             raise FormatError(f"it is larger than {MAX_FILE_LENGTH} bytes")
         header = _parse_header(data)
         sealed = _from_base64(header.pop("keys", None))
-        opened = AesGcm(_derive_key(header, passphrase)).open(sealed, _header_aad(header))
-        return {key_id: _master_key(value) for key_id, value in json.loads(opened).items()}
+        opened = Secret(AesGcm(_derive_key(header, passphrase)).open(sealed, _header_aad(header)))
+        return _parse_keys(opened)
     except FormatError as error:
         raise FormatError(f"{path} is not a usable keystore: {error}") from None
     except IntegrityError:
         raise IntegrityError(f"{path} does not open: the passphrase is wrong, or the file was changed") from None
+
+
+def _parse_keys(opened: Secret) -> dict[str, Secret]:
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        keys = {
+            key_id: Secret(base64.b64decode(value, validate=True))
+            for key_id, value in json.loads(bytes(opened.expose())).items()
+        }
+        if all(len(key) in KEY_LENGTHS for key in keys.values()):
+            return keys
+    raise FormatError("its content is not what this version writes")
 
 
 def _parse_header(data: bytes) -> dict[str, Any]:
@@ -145,7 +177,7 @@ def _parse_header(data: bytes) -> dict[str, Any]:
     return header
 
 
-def _derive_key(header: dict[str, Any], passphrase: str) -> Secret:
+def _derive_key(header: dict[str, Any], passphrase: Secret) -> Secret:
     kdf = Argon2id(
         salt=_from_base64(header["salt"]),
         length=32,
@@ -153,18 +185,11 @@ def _derive_key(header: dict[str, Any], passphrase: str) -> Secret:
         lanes=header["lanes"],
         memory_cost=header["memory-kib"],
     )
-    return Secret(kdf.derive(passphrase.encode(errors="surrogateescape")))
+    return Secret(kdf.derive(bytes(passphrase.expose())))
 
 
 def _header_aad(header: dict[str, Any]) -> bytes:
     return json.dumps(header, sort_keys=True).encode()
-
-
-def _master_key(value: object) -> Secret:
-    key = Secret(_from_base64(value))
-    if len(key) not in KEY_LENGTHS:
-        raise FormatError(f"it holds a master key of {len(key)} bytes")
-    return key
 
 
 def _to_base64(data: bytes | memoryview) -> str:
@@ -178,21 +203,34 @@ def _from_base64(text: object) -> bytes:
         raise FormatError("a value in it is not base64") from None
 
 
+def _resolved(path: str | Path) -> Path:
+    """The file itself, so that one that is reached by a link is locked and replaced where it lies."""
+    return Path(path).expanduser().resolve()
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One writer at a time, across processes. Readers need no lock, since the file is replaced in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_SECONDS, mode=0o600):
-        yield
+    try:
+        with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_SECONDS, mode=0o600):
+            yield
+    except Timeout:
+        raise UsageError(f"Another process has been writing to {path} for {LOCK_TIMEOUT_SECONDS:g} s") from None
 
 
 def _replace(path: Path, data: bytes) -> None:
+    """In one step. The new file is its owner's alone, unless the old one was made readable for others."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
+            if hasattr(os, "chown"):
+                os.chown(temporary, -1, path.stat().st_gid)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyiceberg_encryption import process
 from pyiceberg_encryption.errors import ConfigurationError
-from pyiceberg_encryption.kms.keystore import Keystore
+from pyiceberg_encryption.kms.keystore import Keystore, secret_passphrase
 from pyiceberg_encryption.kms.master_keys import MasterKeyClient
+from pyiceberg_encryption.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from pyiceberg_encryption.secret import Secret
 
 KEYSTORE = "kms.local.keystore"
 PASSPHRASE = "kms.local.passphrase"
@@ -25,33 +25,39 @@ class LocalKeyManagementClient(MasterKeyClient):
             raise ConfigurationError(f"Set {KEYSTORE} to the path of a keystore file")
         self._path = Path(properties[KEYSTORE]).expanduser()
         self._passphrase = _passphrase(properties)
+        self._lock = process.Lock()
         self._read_from = self._identity()
         super().__init__(properties, Keystore.open(self._path, self._passphrase).keys)
         self.where = f"keystore {self._path}"
 
     def _master_key(self, key_id: str) -> Secret:
         """A key that is missing may have been added since: by another process, or after this one started."""
-        if key_id not in self._master_keys and self._identity() != self._read_from:
-            self._read_from = self._identity()
-            self._master_keys.update(Keystore.open(self._path, self._passphrase).keys)
+        with self._lock:
+            found = self._identity()
+            if key_id not in self._master_keys and found != self._read_from:
+                self._master_keys.update(Keystore.open(self._path, self._passphrase).keys)
+                self._read_from = found
         return super()._master_key(key_id)
 
     def _identity(self) -> tuple[int, int] | None:
         """Changes when the file is replaced."""
         try:
             status = self._path.stat()
-        except FileNotFoundError:
+        except OSError:
             return None
         return status.st_ino, status.st_mtime_ns
 
 
-def _passphrase(properties: Mapping[str, str]) -> str:
-    passphrase, file = properties.get(PASSPHRASE), properties.get(PASSPHRASE_FILE)
-    if bool(passphrase) == bool(file):
+def _passphrase(properties: Mapping[str, str]) -> Secret:
+    given, file = properties.get(PASSPHRASE), properties.get(PASSPHRASE_FILE)
+    if bool(given) == bool(file):
         raise ConfigurationError(f"Set one of {PASSPHRASE} and {PASSPHRASE_FILE}")
-    if passphrase:
-        return passphrase
+    if given:
+        return secret_passphrase(given)
     try:
-        return Path(str(file)).expanduser().read_text().rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{PASSPHRASE_FILE} cannot be read: {type(error).__name__}") from None
+        passphrase = Secret(Path(str(file)).expanduser().read_bytes().rstrip(b"\r\n"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{PASSPHRASE_FILE} cannot be read: {error}") from None
+    if len(passphrase) == 0:
+        raise ConfigurationError(f"The file that {PASSPHRASE_FILE} names is empty")
+    return passphrase

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyiceberg_encryption.ciphers import AesGcm
-from pyiceberg_encryption.errors import FormatError, IntegrityError, KmsKeyError
+from pyiceberg_encryption.errors import ClosedError, FormatError, IntegrityError, KmsKeyError
 from pyiceberg_encryption.kms.client import KeyManagementClient
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class MasterKeyClient(KeyManagementClient):
     def __init__(self, properties: Mapping[str, str], master_keys: Mapping[str, Secret]) -> None:
         super().__init__(properties)
         self._master_keys = dict(master_keys)
+        self._closed = False
 
     def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
         return AesGcm(self._master_key(wrapping_key_id)).seal(key)
@@ -32,16 +33,17 @@ class MasterKeyClient(KeyManagementClient):
             return AesGcm(self._master_key(wrapping_key_id)).open(wrapped_key)
         except (IntegrityError, FormatError):
             raise IntegrityError(
-                f"A key is not one that master key '{wrapping_key_id}' wrapped: the table's metadata was changed, or "
+                f"A key is not one that master key {wrapping_key_id!r} wrapped: the table's metadata was changed, or "
                 "the master key was replaced by another of the same name"
             ) from None
 
     def close(self) -> None:
-        for key in self._master_keys.values():
-            key.wipe()
+        self._closed = True
         self._master_keys.clear()
 
     def _master_key(self, key_id: str) -> Secret:
+        if self._closed:
+            raise ClosedError("This KMS client is closed")
         if key_id not in self._master_keys:
-            raise KmsKeyError(f"There is no master key '{key_id}' in {self.where}")
+            raise KmsKeyError(f"There is no master key {key_id!r} in {self.where}")
         return self._master_keys[key_id]

@@ -41,7 +41,7 @@ def load_kms_client(properties: Mapping[str, str]) -> GuardedClient:
 
 
 def _client_class(properties: Mapping[str, str]) -> Any:
-    kms_type, implementation = properties.get(KMS_TYPE), properties.get(PY_KMS_IMPL)
+    kms_type, implementation = (str(properties.get(name) or "") for name in (KMS_TYPE, PY_KMS_IMPL))
     if kms_type and implementation:
         raise ConfigurationError(
             f"Both {KMS_TYPE} ({kms_type}) and {PY_KMS_IMPL} ({implementation}) are set; keep the one you mean"
@@ -73,7 +73,9 @@ def _import_class(path: str, property_name: str) -> Any:
     module_name, _, class_name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except EncryptionError:
+        raise
+    except Exception as error:
         raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}") from error
     missing = [method for method in REQUIRED_METHODS if not callable(getattr(found, method, None))]
     if missing:

@@ -44,7 +44,7 @@ def encrypt(
 def encrypt_into(
     plaintext: Buffer, key_metadata: StandardKeyMetadata, out: Buffer, *, entropy: Callable[[int], bytes] = os.urandom
 ) -> None:
-    """Encrypts a whole file into `out`, whose length must be `encrypted_length(len(plaintext))`."""
+    """Encrypts a whole file into `out`, of `encrypted_length(len(plaintext))` bytes, which must not overlap it."""
     plain = memoryview(plaintext).cast("B")
     view = _fitting(out, encrypted_length(len(plain)))
     view[: layout.HEADER_LENGTH] = layout.HEADER
@@ -77,7 +77,7 @@ def decrypt_into(
     with AesGcmInputStream(
         memoryview(encrypted), key_metadata, location=location, allow_unrecorded_length=allow_unrecorded_length
     ) as stream:
-        stream.readinto(_fitting(out, len(stream)))
+        stream.readinto(_fitting(out, stream.length))
 
 
 def _fitting(out: Buffer, length: int) -> memoryview:

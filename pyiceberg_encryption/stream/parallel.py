@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from pyiceberg_encryption import process
@@ -33,19 +33,29 @@ def _shared_pool() -> ThreadPoolExecutor:
 def for_each(count: int, work: Callable[[int], None]) -> None:
     """Calls `work(index)` for every index below `count`, in no order. Returns, or raises, when all calls ended."""
     threads = min(_available_cores(), MAX_THREADS) if count >= MIN_BLOCKS else 1
-    if threads == 1:
-        for index in range(count):
-            work(index)
-        return
 
     def share(of: int) -> None:
         for index in range(of, count, threads):
             work(index)
 
-    others = [_shared_pool().submit(share, of) for of in range(1, threads)]
+    others: list[Future[None]] = []
     try:
+        for of in range(1, threads):
+            others.append(_shared_pool().submit(share, of))
         share(0)
     finally:
-        errors = [error for other in others if (error := other.exception())]
-    for error in errors:
-        raise error
+        _wait_for(others)
+    for other in others:
+        other.result()
+
+
+def _wait_for(others: list[Future[None]]) -> None:
+    """Waits even when it is interrupted: the others are at work on buffers that the caller will use again."""
+    interrupt: BaseException | None = None
+    while not all(other.done() for other in others):
+        try:
+            wait(others)
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt

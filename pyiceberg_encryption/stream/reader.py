@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import operator
 import os
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg_encryption import process
 from pyiceberg_encryption.ciphers import OVERHEAD
-from pyiceberg_encryption.errors import ClosedError, FormatError, IntegrityError, UsageError
+from pyiceberg_encryption.errors import ClosedError, EncryptionError, FormatError, IntegrityError, UsageError
 from pyiceberg_encryption.stream import layout
 from pyiceberg_encryption.stream.blocks import BlockCipher
 
@@ -42,21 +44,12 @@ class AesGcmInputStream(io.BufferedIOBase):
     ) -> None:
         self._location = location
         self._source = _File(source) if hasattr(source, "read") else _Memory(source)
-        recorded, actual = key_metadata.file_length, self._source.length
-        if recorded is None and not allow_unrecorded_length:
-            raise FormatError(
-                f"{location}: its key metadata does not record a file length, so that a truncated file cannot be told "
-                "from a whole one. If the writer of this file never records it, allow unrecorded lengths"
-            )
-        if recorded is not None and recorded != actual:
-            raise IntegrityError(
-                f"{location}: {actual} bytes long, but {recorded} were written. It was cut or extended"
-            )
         try:
-            self._length = layout.plain_length(actual)
-        except FormatError as error:
-            raise FormatError(f"{location}: {error}") from None
-        self._cipher = BlockCipher(key_metadata)
+            self._length = _checked_length(key_metadata.file_length, self._source.length, allow_unrecorded_length)
+            self._cipher = BlockCipher(key_metadata)
+        except EncryptionError as error:
+            self._source.close()
+            raise type(error)(f"{location}: {error}") from None
         self._position = 0
         self._header_verified = False
         self._cached = memoryview(b"")  # one opened block, for reads that touch only a part of it
@@ -64,7 +57,8 @@ class AesGcmInputStream(io.BufferedIOBase):
         self._cache_buffer = bytearray()
         self._closed = False
 
-    def __len__(self) -> int:
+    @property
+    def length(self) -> int:
         """The plain length."""
         return self._length
 
@@ -84,6 +78,7 @@ class AesGcmInputStream(io.BufferedIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._check_open()
+        offset = operator.index(offset)
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}.get(whence)
         if base is None or base + offset < 0:
             raise UsageError(f"Cannot seek to {offset} (whence {whence})")
@@ -225,6 +220,18 @@ class AesGcmInputStream(io.BufferedIOBase):
         self._header_verified = True
 
 
+def _checked_length(recorded: int | None, actual: int, allow_unrecorded: bool) -> int:
+    """The plain length of a file that has this length, and should have the recorded one."""
+    if recorded is None and not allow_unrecorded:
+        raise FormatError(
+            "its key metadata does not record a file length, so that a truncated file cannot be told from a whole one. "
+            "If the writer of this file never records it, allow unrecorded lengths"
+        )
+    if recorded is not None and recorded != actual:
+        raise IntegrityError(f"it has {actual} bytes, but {recorded} were written: it was cut or extended")
+    return layout.plain_length(actual)
+
+
 class _Memory:
     """A whole file that lies in memory."""
 
@@ -248,12 +255,15 @@ class _File:
 
     def __init__(self, file: Any) -> None:
         self._file = file
+        self._process = process.generation()
         file.seek(0, os.SEEK_END)
         self.length: int = file.tell()
         self._at = self.length
         self._buffer = bytearray()
 
     def fetch(self, start: int, length: int) -> memoryview:
+        if self._process != process.generation():
+            raise UsageError("a file that was opened before a fork shares its position with the parent; open it anew")
         if self._at != start:
             self._file.seek(start)
         self._at = -1
@@ -264,7 +274,9 @@ class _File:
             done = 0
             while done < length:
                 count = self._file.readinto(view[done:])
-                if not count:
+                if count is None:
+                    raise BlockingIOError("an encrypted stream cannot be read from a file that does not block")
+                if count == 0:
                     raise EOFError
                 done += count
         else:
@@ -274,7 +286,7 @@ class _File:
                 if not more:
                     raise EOFError
                 data += more
-            view = memoryview(data)
+            view = memoryview(data)[:length]
         self._at = start + length
         return view
 
@@ -283,9 +295,14 @@ class _File:
         self._file.close()
 
 
+class _Filling(io.BytesIO):
+    def __del__(self) -> None:
+        """Not to be closed by the collector, while an error's traceback still holds views of it."""
+
+
 def filled_bytes(length: int, fill: Callable[[memoryview], None]) -> bytes:
     """Bytes made by `fill` in place. BytesIO hands out the object that it was filled in, without a copy."""
-    made = io.BytesIO(bytes(length))
+    made = _Filling(bytes(length))
     with made.getbuffer() as view:
         fill(view)
     return made.getvalue()

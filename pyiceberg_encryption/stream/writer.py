@@ -28,9 +28,12 @@ class AesGcmOutputStream(io.BufferedIOBase):
     """Encrypts what is written to it into `sink`, a writable binary file that it owns and closes.
 
     The stream is complete once `close` has returned: only then does `key_metadata` have the file length that a reader
-    needs. If the sink fails, a `with` block is left by an exception, or the stream is dropped without `close`, what
-    has reached the sink never reads as a complete stream, because the last byte of a block is held back until it is
-    known that the stream goes on or ends well.
+    needs. If a `with` block is left by an exception, or the stream is dropped without `close`, what has reached the
+    sink does not read as a complete stream, because the last byte of a block is held back until it is known that the
+    stream goes on or ends well. A wrapper such as io.TextIOWrapper closes what it wraps, whatever happened: call
+    `discard` before it does.
+
+    One thread writes at a time, in the process that made the stream.
     """
 
     def __init__(
@@ -185,6 +188,6 @@ class AesGcmOutputStream(io.BufferedIOBase):
             written = self._sink.write(data)
             if written is None and not isinstance(self._sink, io.RawIOBase):
                 return  # a file-like object that does not count took it all
-            if not written:
+            if not written or written < 0:
                 raise OSError("The file being written takes no more data")
             data = data[written:]

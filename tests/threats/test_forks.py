@@ -131,3 +131,44 @@ go_on.set()
 thread.join()
 """)
     assert output == "16"
+
+
+def test_24_a_commit_under_way_does_not_block_a_child() -> None:
+    output = run("""
+table = Table()
+keyring = table.keyring()
+go_on, calling = threading.Event(), threading.Event()
+def wait():
+    calling.set()
+    go_on.wait()
+table.client.fail = wait
+seal = lambda: keyring.seal_manifest_list_key(keyring.new_key_metadata().with_file_length(50))
+thread = threading.Thread(target=seal)
+thread.start()
+calling.wait()
+def seal_in_child():
+    table.client.fail = lambda: None
+    seal()
+    return len(keyring.added)
+print(in_child(seal_in_child))
+go_on.set()
+thread.join()
+""")
+    assert output == "2"
+
+
+def test_24_a_reader_of_a_file_is_of_no_use_in_a_child() -> None:
+    """The position in the file would be shared, and one of them read what the other looked for."""
+    output = run("""
+import tempfile
+plain = pattern(3 * BLOCK)
+file, metadata = encrypted(plain, key_metadata())
+path = tempfile.mktemp()
+open(path, "wb").write(file)
+from_file, from_memory = (AesGcmInputStream(source, metadata) for source in (open(path, "rb", buffering=0), file))
+from_file.read(10), from_memory.read(10)
+print(in_child(lambda: from_file.read(2 * BLOCK)), in_child(lambda: from_memory.read() == plain[10:]))
+print(from_file.read() == plain[10:])
+os.unlink(path)
+""")
+    assert output.split() == ["UsageError", "True", "True"]

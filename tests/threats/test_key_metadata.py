@@ -8,7 +8,6 @@ import pytest
 
 from pyiceberg_encryption import Secret, StandardKeyMetadata
 from pyiceberg_encryption.errors import FormatError
-from pyiceberg_encryption.key_metadata import MAX_LENGTH
 
 WHOLE = StandardKeyMetadata(Secret(b"k" * 16), b"p" * 16, 1_000_000).encode()
 KEY, PREFIX, LENGTH = b"\x20" + b"k" * 16, b"\x02\x20" + b"p" * 16, b"\x02\x80\x89\x7a"
@@ -70,5 +69,6 @@ def test_08_negative_file_length() -> None:
 
 
 def test_08_more_bytes_than_any_writer_makes() -> None:
-    prefix_length = MAX_LENGTH  # 4096, so the whole is longer
-    assert_refused(b"\x01" + KEY + b"\x02" + b"\x80\x40" + b"p" * prefix_length + b"\x00")
+    million = b"\x80\x89\x7a"
+    assert_refused(b"\x01" + KEY + b"\x02" + million + b"p" * 1_000_000 + LENGTH)
+    assert_refused(b"\x01" + million + b"k" * 1_000_000 + PREFIX + LENGTH)
