@@ -50,11 +50,11 @@ class AesGcm:
         except InvalidTag:
             raise _integrity_error() from None
 
-    def seal_into(self, plaintext: Buffer, aad: bytes | None, out: memoryview) -> None:
+    def seal_into(self, plaintext: memoryview, aad: bytes | None, out: memoryview) -> None:
         """Seal into `out`, whose length must be that of the plaintext and `OVERHEAD` more."""
         nonce = self._entropy(NONCE_LENGTH)
         out[:NONCE_LENGTH] = nonce
-        self._aead.encrypt_into(nonce, memoryview(plaintext), aad, out[NONCE_LENGTH:])
+        self._aead.encrypt_into(nonce, plaintext, aad, out[NONCE_LENGTH:])
 
     def open_into(self, sealed: Buffer, aad: bytes | None, out: memoryview) -> None:
         """Open into `out`, whose length must be that of the plaintext. What fails authentication is wiped from it."""

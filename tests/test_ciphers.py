@@ -32,7 +32,7 @@ def check_vector(key: bytes, nonce: bytes, aad: bytes, plain: bytes, cipher_and_
         return
     assert cipher.seal(plain, aad) == sealed
     out = bytearray(len(sealed))
-    cipher.seal_into(plain, aad, memoryview(out))
+    cipher.seal_into(memoryview(plain), aad, memoryview(out))
     assert out == sealed
     assert cipher.open(sealed, aad) == plain
     cipher.open_into(sealed, aad, memoryview(opened))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyiceberg_encryption.key_metadata import StandardKeyMetadata
 
-FETCH_BLOCKS = 4  # A long read of a file fetches this many blocks at a time, and opens them on several cores
+FETCH_BLOCKS = 8  # A long read of a file fetches this many blocks at a time, and opens them on several cores
 
 
 class AesGcmInputStream(io.BufferedIOBase):

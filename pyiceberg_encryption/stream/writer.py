@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyiceberg_encryption.key_metadata import StandardKeyMetadata
 
-BATCH_BLOCKS = 4  # Whole blocks at hand are sealed this many at a time, on several cores
+BATCH_BLOCKS = 8  # Whole blocks at hand are sealed this many at a time, on several cores
 SMALLEST_BUFFER = 8 * 1024
 
 
@@ -52,7 +52,7 @@ class AesGcmOutputStream(io.BufferedIOBase):
         self._pending = bytearray()  # the plaintext of the block under way, and room for more
         self._pending_length = 0
         # Sealed blocks go behind HEADER_LENGTH. What was not sent before, the header or the byte held back, ends there.
-        self._cipher_buffer = bytearray(layout.HEADER)
+        self._sealed = memoryview(bytearray(layout.HEADER))
         self._unsent = 0
         self._complete = False
         self._failed = False
@@ -110,7 +110,7 @@ class AesGcmOutputStream(io.BufferedIOBase):
         elif len(pending) > 0:
             self._seal(pending, last=True)
         else:
-            self._send(memoryview(self._cipher_buffer)[self._unsent : layout.HEADER_LENGTH])
+            self._send(self._sealed[self._unsent : layout.HEADER_LENGTH])
         self._sink.close()
         self._failed = False
         self._complete = True
@@ -153,7 +153,8 @@ class AesGcmOutputStream(io.BufferedIOBase):
 
     def _release(self) -> None:
         self._closed = True
-        self._pending = self._cipher_buffer = bytearray()
+        self._pending = bytearray()
+        self._sealed = memoryview(b"")
 
     def _collect(self, data: memoryview) -> None:
         end = self._pending_length + len(data)
@@ -172,21 +173,21 @@ class AesGcmOutputStream(io.BufferedIOBase):
         """Seals whole blocks, or the last one, and sends them, but for the byte to hold back."""
         count = layout.block_count(len(plain))
         end = layout.HEADER_LENGTH + len(plain) + count * OVERHEAD
-        if end > len(self._cipher_buffer):
-            unsent = self._cipher_buffer[: layout.HEADER_LENGTH]
-            self._cipher_buffer = bytearray(end)
-            self._cipher_buffer[: layout.HEADER_LENGTH] = unsent
-        sealed = memoryview(self._cipher_buffer)
+        if end > len(self._sealed):
+            larger = memoryview(bytearray(end))
+            larger[: layout.HEADER_LENGTH] = self._sealed[: layout.HEADER_LENGTH]
+            self._sealed = larger
+        sealed = self._sealed
         self._cipher.seal(self._block, plain, sealed[layout.HEADER_LENGTH : end])
         self._send(sealed[self._unsent : end if last else end - 1])
         self._unsent = layout.HEADER_LENGTH - 1
-        self._cipher_buffer[self._unsent] = self._cipher_buffer[end - 1]
+        sealed[self._unsent] = sealed[end - 1]
         self._block += count
 
     def _send(self, data: memoryview) -> None:
-        while len(data) > 0:
+        while True:
             written = self._sink.write(data)
-            if written is None and not isinstance(self._sink, io.RawIOBase):
+            if written == len(data) or (written is None and not isinstance(self._sink, io.RawIOBase)):
                 return  # a file-like object that does not count took it all
             if not written or written < 0:
                 raise OSError("The file being written takes no more data")
