@@ -36,6 +36,23 @@ def in_child(work):
         text = answer.read()
     os.waitpid(child, 0)
     return text
+
+def in_child_while_a_thread_calls_the_kms(table, call, in_the_child):
+    go_on, calling = threading.Event(), threading.Event()
+    def wait():
+        calling.set()
+        go_on.wait()
+    table.client.fail = wait
+    thread = threading.Thread(target=call)
+    thread.start()
+    calling.wait()
+    def work():
+        table.client.fail = lambda: None
+        return in_the_child()
+    text = in_child(work)
+    go_on.set()
+    thread.join()
+    return text
 """
 
 
@@ -115,20 +132,8 @@ def test_24_a_call_of_the_kms_under_way_does_not_block_a_child() -> None:
 table = Table()
 key_id, _ = table.commit()
 keyring = table.keyring()
-go_on, calling = threading.Event(), threading.Event()
-def wait():
-    calling.set()
-    go_on.wait()
-table.client.fail = wait
-thread = threading.Thread(target=keyring.open_manifest_list_key, args=(key_id,))
-thread.start()
-calling.wait()
-def open_in_child():
-    table.client.fail = lambda: None
-    return len(keyring.open_manifest_list_key(key_id).encryption_key)
-print(in_child(open_in_child))
-go_on.set()
-thread.join()
+read = lambda: len(keyring.open_manifest_list_key(key_id).encryption_key)
+print(in_child_while_a_thread_calls_the_kms(table, read, read))
 """)
     assert output == "16"
 
@@ -137,22 +142,8 @@ def test_24_a_commit_under_way_does_not_block_a_child() -> None:
     output = run("""
 table = Table()
 keyring = table.keyring()
-go_on, calling = threading.Event(), threading.Event()
-def wait():
-    calling.set()
-    go_on.wait()
-table.client.fail = wait
-seal = lambda: keyring.seal_manifest_list_key(keyring.new_key_metadata().with_file_length(50))
-thread = threading.Thread(target=seal)
-thread.start()
-calling.wait()
-def seal_in_child():
-    table.client.fail = lambda: None
-    seal()
-    return len(keyring.added)
-print(in_child(seal_in_child))
-go_on.set()
-thread.join()
+commit = lambda: keyring.seal_manifest_list_key(keyring.new_key_metadata().with_file_length(50))
+print(in_child_while_a_thread_calls_the_kms(table, commit, lambda: commit() and len(keyring.added)))
 """)
     assert output == "2"
 
