@@ -21,8 +21,12 @@ bench: $(VENV)/.installed-test           ## speed, beside Iceberg Java and bare 
 	$(VENV)/bin/python -m benchmarks.streams
 
 fuzz: $(VENV)/.installed-fuzz            ## each parser and the reader, for SECONDS each
-	for target in $(FUZZ_TARGETS); do \
-		$(VENV)/bin/python -m fuzz $$target -max_total_time=$(SECONDS) -rss_limit_mb=1024 -timeout=10 || exit 1; \
+	@mkdir -p .cache/fuzz
+	@for target in $(FUZZ_TARGETS); do \
+		$(VENV)/bin/python -m fuzz $$target -max_total_time=$(SECONDS) -rss_limit_mb=1024 -timeout=10 \
+			-artifact_prefix=.cache/fuzz/ > .cache/fuzz/$$target.log 2>&1 \
+			&& echo "$$target: $$(tail -n 1 .cache/fuzz/$$target.log)" \
+			|| { tail -n 40 .cache/fuzz/$$target.log; exit 1; }; \
 	done
 
 clean:

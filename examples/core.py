@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from datetime import datetime, timezone
 from pathlib import Path
 
 from pyiceberg_encryption import (
@@ -30,7 +31,7 @@ def main(folder: Path) -> None:
 
     step("2. A manifest list is encrypted, and its key sealed into the table's keys")
     kms = load_kms_client(properties)
-    keyring = Keyring([], master_key_id="orders", kms=kms, kek_cache=KekCache(kms))
+    keyring = Keyring([], master_key_id="orders", kek_cache=KekCache(kms))
     path = folder / "snap-1.avro"
     with AesGcmOutputStream(path.open("wb"), keyring.new_key_metadata()) as stream:
         stream.write(b"customer: Ada Lovelace\n" * 100_000)
@@ -43,8 +44,9 @@ def main(folder: Path) -> None:
     step("3. The chain, as it lies in the table's metadata under encryption-keys")
     show("master key 'orders'", "in the keystore; with AWS KMS and its like, it never leaves the service")
     kek, manifest_list = table_metadata
-    show("  wraps the KEK", kek["key-id"])
-    show("", f"made {kek['properties']['KEY_TIMESTAMP']}, wrapped: {kek['encrypted-key-metadata'][:32]}…")
+    show("  wraps the KEK", f"(key encryption key) {kek['key-id']}")
+    made = datetime.fromtimestamp(int(kek["properties"]["KEY_TIMESTAMP"]) / 1000, timezone.utc)
+    show("", f"made {made:%Y-%m-%d %H:%M} UTC, wrapped: {kek['encrypted-key-metadata'][:32]}…")
     show("    seals the file's key", manifest_list["key-id"])
     show("", f"sealed: {manifest_list['encrypted-key-metadata'][:32]}…")
     show("      encrypts the file", path.name)
@@ -54,7 +56,6 @@ def main(folder: Path) -> None:
     reopened = Keyring(
         [EncryptedKey.from_json(entry) for entry in table_metadata],
         master_key_id="orders",
-        kms=kms,
         kek_cache=KekCache(kms),
         snapshot_key_ids=[key_id],
     )
@@ -71,9 +72,11 @@ def main(folder: Path) -> None:
         try:
             AesGcmInputStream(forged, key_metadata, location=path.name).read()
         except IntegrityError as error:
-            show(attack, str(error))
+            show(attack, f"refused: {error}")
         else:
             sys.exit("The attack was not noticed")
+
+    print("\nNext: 'A first file' in README.md")
 
 
 def step(title: str) -> None:

@@ -14,13 +14,14 @@ with atheris.instrument_imports(include=["pyiceberg_encryption", "fuzz.targets"]
 
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] not in targets.TARGETS:
-        sys.exit(f"Usage: python -m fuzz {{{','.join(targets.TARGETS)}}} [libFuzzer options]")
-    name = sys.argv[1]
-    target = targets.TARGETS[name]
+        sys.exit(f"Usage: python -m fuzz {{{','.join(targets.TARGETS)}}} [input that crashed] [libFuzzer options]")
+    program, name, *options = sys.argv
     with tempfile.TemporaryDirectory() as corpus:
         for number, seed in enumerate(targets.SEEDS[name]):
             (Path(corpus) / str(number)).write_bytes(seed)
-        atheris.Setup([sys.argv[0], corpus, *sys.argv[2:]], lambda data: targets.run(target, data))
+        if not any(Path(option).is_file() for option in options):  # otherwise that input is run once
+            options.append(corpus)
+        atheris.Setup([program, *options], lambda data: targets.run(targets.TARGETS[name], data))
         atheris.Fuzz()
 
 

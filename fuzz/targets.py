@@ -70,7 +70,6 @@ def encryption_keys(data: bytes) -> None:
     keyring = Keyring(
         [EncryptedKey.from_json(entry) for entry in (entries if isinstance(entries, list) else [entries])],
         master_key_id="m",
-        kms=kms,
         kek_cache=KekCache(kms),
         clock=lambda: CLOCK_SECONDS,
     )

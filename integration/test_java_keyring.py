@@ -37,7 +37,6 @@ class SharedTable:
         return Keyring(
             [EncryptedKey.from_json(entry) for entry in self.keys],
             master_key_id=self.master_key_id,
-            kms=kms,
             kek_cache=KekCache(kms),
             snapshot_key_ids=self.sealed,
             data_key_length=self.data_key_length,

@@ -10,6 +10,8 @@ from pyiceberg_encryption.kms import KeyManagementClient, load_kms_client
 from pyiceberg_encryption.secret import Secret
 from pyiceberg_encryption.stream import AesGcmInputStream, AesGcmOutputStream
 
+__version__ = "0.1.0.dev0"
+
 __all__ = [
     "AesGcmInputStream",
     "AesGcmOutputStream",

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyiceberg_encryption import process
-from pyiceberg_encryption.errors import EncryptionError
+from pyiceberg_encryption.ciphers import KEY_LENGTHS
+from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, UsageError
+from pyiceberg_encryption.kms.guard import GuardedClient
+from pyiceberg_encryption.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pyiceberg_encryption.kms.guard import GuardedClient
-    from pyiceberg_encryption.secret import Secret
 
 TTL_SECONDS_DEFAULT = 3600.0  # Iceberg Java: StandardEncryptionManager.unwrappedKeyCache
 MAX_ENTRIES = 1000
@@ -34,8 +35,9 @@ class _Flight:
 
 
 class KekCache:
-    """Belongs to one KMS client. Safe to use from several threads, and across a fork.
+    """The KEKs of all tables under one KMS client: make one, and share it between keyrings.
 
+    It is safe to use from several threads, and across a fork.
     However many threads ask for a KEK at once, the KMS is called once, and all of them get its answer or its error.
     Entries are found by the wrapped bytes and the master key, not by the KEK's id: who can change a table's metadata
     cannot make an id stand for another table's KEK.
@@ -44,6 +46,8 @@ class KekCache:
     def __init__(
         self, kms: GuardedClient, ttl_seconds: float = TTL_SECONDS_DEFAULT, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        if not isinstance(kms, GuardedClient):
+            raise UsageError("A KMS client is used through its guard: take what load_kms_client returns")
         self._kms = kms
         self._ttl = ttl_seconds
         self._clock = clock
@@ -64,7 +68,7 @@ class KekCache:
             if flight.kek is None:  # nobody called yet, or who did was interrupted or left behind by a fork
                 try:
                     flight.kek = self._kms.unwrap_key(wrapped_kek, master_key_id)
-                    self.put(flight.kek, wrapped_kek, master_key_id)
+                    self._put(flight.kek, wrapped_kek, master_key_id)
                 except EncryptionError as error:
                     flight.error = error
                     raise
@@ -72,8 +76,25 @@ class KekCache:
                     self._flights.pop(name, None)
             return flight.kek
 
-    def put(self, kek: Secret, wrapped_kek: bytes, master_key_id: str) -> None:
-        """Remembers a KEK that was just made or unwrapped."""
+    def make(
+        self, master_key_id: str, length: int, entropy: Callable[[int], bytes] = os.urandom
+    ) -> tuple[Secret, bytes]:
+        """A new KEK of at least this length, in the clear and wrapped. The KMS makes it if it can."""
+        generated = self._kms.generate_key(master_key_id)
+        if generated is None:
+            kek = Secret.random(length, entropy)
+            wrapped = self._kms.wrap_key(kek, master_key_id)
+        else:
+            kek, wrapped = generated
+            if len(kek) not in KEY_LENGTHS or len(kek) < length:
+                raise ConfigurationError(
+                    f"The KMS generates keys of {len(kek)} bytes, but this table's data keys have {length}. Have it "
+                    "generate longer ones (for AWS: kms.data-key-spec)"
+                )
+        self._put(kek, wrapped, master_key_id)
+        return kek, wrapped
+
+    def _put(self, kek: Secret, wrapped_kek: bytes, master_key_id: str) -> None:
         if self._ttl > 0:
             with self._lock:
                 while len(self._entries) >= MAX_ENTRIES:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from pyiceberg_encryption.kek_cache import KekCache
-    from pyiceberg_encryption.kms.guard import GuardedClient
 
 KEY_TIMESTAMP = "KEY_TIMESTAMP"  # Iceberg Java: StandardEncryptionManager; epoch milliseconds in decimal
 KEY_ID_LENGTH = 16
@@ -88,7 +87,6 @@ class Keyring:
         keys: Iterable[EncryptedKey],
         *,
         master_key_id: str,
-        kms: GuardedClient,
         kek_cache: KekCache,
         snapshot_key_ids: Iterable[str] = (),
         data_key_length: int = DATA_KEY_LENGTH_DEFAULT,
@@ -109,7 +107,6 @@ class Keyring:
             self._keys[key.key_id] = key
         self._added: list[EncryptedKey] = []
         self._master_key_id = master_key_id
-        self._kms = kms
         self._kek_cache = kek_cache
         self._snapshot_key_ids = tuple(snapshot_key_ids)
         self._data_key_length = data_key_length
@@ -165,7 +162,7 @@ class Keyring:
         if entry.encrypted_by_id != self._master_key_id:
             raise IntegrityError(
                 f"KEK {kek_id!r} is wrapped by {entry.encrypted_by_id!r}, but the master key of this table is "
-                f"{self._master_key_id!r}"
+                f"{self._master_key_id!r}. If that is the right encryption.key-id, the table's metadata was changed"
             )
         return entry
 
@@ -215,19 +212,9 @@ class Keyring:
         return None
 
     def _new_kek(self) -> tuple[EncryptedKey, Secret]:
-        if generated := self._kms.generate_key(self._master_key_id):
-            kek, wrapped = generated
-            if len(kek) not in KEY_LENGTHS or len(kek) < self._data_key_length:
-                raise ConfigurationError(
-                    f"The KMS generates keys of {len(kek)} bytes, but this table's data keys have "
-                    f"{self._data_key_length}. Have it generate longer ones (for AWS: kms.data-key-spec)"
-                )
-        else:
-            kek = Secret.random(self._data_key_length, self._entropy)
-            wrapped = self._kms.wrap_key(kek, self._master_key_id)
-        self._kek_cache.put(kek, wrapped, self._master_key_id)
-        entry = EncryptedKey(self._new_id(), wrapped, self._master_key_id, {KEY_TIMESTAMP: str(self._now())})
-        return self._add(entry), kek
+        kek, wrapped = self._kek_cache.make(self._master_key_id, self._data_key_length, self._entropy)
+        properties = {KEY_TIMESTAMP: str(self._now())}
+        return self._add(EncryptedKey(self._new_id(), wrapped, self._master_key_id, properties)), kek
 
     def _add(self, entry: EncryptedKey) -> EncryptedKey:
         self._keys[entry.key_id] = entry

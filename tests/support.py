@@ -78,7 +78,6 @@ class Table:
         return Keyring(
             self.keys if keys is None else keys,
             master_key_id=self.master_key_id,
-            kms=kms,
             kek_cache=KekCache(kms),
             snapshot_key_ids=self.snapshot_key_ids,
             data_key_length=self.data_key_length,

@@ -371,7 +371,7 @@ CASES = [
         "what a KMS library says is passed on",
         "test_secrets.py::test_22_tracebacks_of_a_kms_library_that_quotes_keys",
         GUARD,
-        ("raised {type(error).__name__} (its", "raised {error!r} (its"),
+        ('f"{type(error).__name__}{place} (its', 'f"{error!r}{place} (its'),
     ),
     case(
         "what is wrong with key metadata is shown by quoting it",
@@ -384,8 +384,8 @@ CASES = [
         "test_secrets.py::test_22_tracebacks_with_the_values_of_variables",
         READER,
         (
-            "        self._location = location\n",
-            "        self._location = location\n        key = bytes(key_metadata.encryption_key.expose())\n",
+            "        self._given_location = location\n",
+            "        self._given_location = location\n        key = bytes(key_metadata.encryption_key.expose())\n",
         ),
     ),
     case(
@@ -422,7 +422,7 @@ CASES = [
         "a child that drops a writer completes it",
         "test_forks.py::test_24_a_child_that_drops_a_writer_leaves_the_file_to_its_parent",
         WRITER,
-        ("            self.discard()\n\n    def _check", "            self.close()\n\n    def _check"),
+        ("            self.discard()\n            if self", "            self.close()\n            if self"),
         (
             "        if self._process != process.generation():\n            raise",
             "        if False:\n            raise",

@@ -22,7 +22,7 @@ JAVA = json.loads((VECTORS / "iceberg-java" / "streams.json").read_text())
 def keyring(entries: list[dict[str, Any]], master_key_id: str, **properties: str) -> Keyring:
     kms = load_kms_client({"encryption.kms-type": "memory", **MEMORY_PROPERTIES, **properties})
     keys = [EncryptedKey.from_json(entry) for entry in entries]
-    return Keyring(keys, master_key_id=master_key_id, kms=kms, kek_cache=KekCache(kms))
+    return Keyring(keys, master_key_id=master_key_id, kek_cache=KekCache(kms))
 
 
 @pytest.mark.parametrize("vector", JAVA["streams"], ids=lambda v: f"{len(v['plain']) // 2}-{len(v['metadata'])}")

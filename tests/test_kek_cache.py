@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import cast
 
 import pytest
 
-from pyiceberg_encryption import KekCache, Secret
-from pyiceberg_encryption.errors import KmsAccessDeniedError
-from pyiceberg_encryption.kek_cache import MAX_ENTRIES
+from pyiceberg_encryption import KekCache, Secret, kek_cache
+from pyiceberg_encryption.errors import KmsAccessDeniedError, UsageError
 from pyiceberg_encryption.kms import GuardedClient
 from tests.support import NO_PAUSE, Clock, RecordingClient
 
@@ -40,7 +38,6 @@ def test_no_ttl_no_cache() -> None:
     client = RecordingClient()
     blob = wrapped(client)
     cache = KekCache(GuardedClient(client), ttl_seconds=0)
-    cache.put(Secret(KEK), blob, "keyA")
     for _ in range(3):
         cache.unwrap(blob, "keyA")
     assert len(client.calls) == 3
@@ -94,7 +91,7 @@ def test_a_slow_call_for_one_kek_does_not_hold_up_another() -> None:
     client = RecordingClient()
     slow, quick = wrapped(client), wrapped(client, b"q" * 16)
     cache = KekCache(GuardedClient(client))
-    cache.put(Secret(b"q" * 16), quick, "keyA")
+    cache.unwrap(quick, "keyA")
     go_on = threading.Event()
     client.fail = lambda: go_on.wait(10) and None  # type: ignore[assignment]
     thread = threading.Thread(target=cache.unwrap, args=(slow, "keyA"))
@@ -114,30 +111,46 @@ def test_another_master_key_or_blob_is_another_entry() -> None:
     assert [key_id for _, key_id in client.calls] == ["keyA", "keyB"]
 
 
-def test_is_bounded_and_forgets_the_oldest() -> None:
+def test_is_bounded_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kek_cache, "MAX_ENTRIES", 3)
     client = RecordingClient()
     cache = KekCache(GuardedClient(client))
-    for number in range(MAX_ENTRIES + 1):
-        cache.put(Secret(KEK), number.to_bytes(4, "big"), "keyA")
-    cache.unwrap((1).to_bytes(4, "big"), "keyA")
+    blobs = [client.wrap_key(KEK, "keyA") for _ in range(4)]
+    for blob in blobs:
+        cache.unwrap(blob, "keyA")
+    client.calls.clear()
+    cache.unwrap(blobs[1], "keyA")
     assert client.calls == []
-    with pytest.raises(Exception, match="master key"):
-        cache.unwrap((0).to_bytes(4, "big"), "keyA")
+    cache.unwrap(blobs[0], "keyA")
+    assert len(client.calls) == 1
+
+
+def test_a_kek_that_was_made_is_at_hand() -> None:
+    client = RecordingClient()
+    cache = KekCache(GuardedClient(client))
+    kek, blob = cache.make("keyA", 24)
+    assert cache.unwrap(blob, "keyA") is kek
+    assert client.calls == [("wrap", "keyA")]
+    assert KekCache(GuardedClient(client)).unwrap(blob, "keyA") == kek
+
+
+def test_a_client_without_its_guard_is_refused() -> None:
+    with pytest.raises(UsageError, match="load_kms_client"):
+        KekCache(RecordingClient())  # type: ignore[arg-type]
 
 
 def test_a_call_that_was_interrupted_is_made_again() -> None:
     client = RecordingClient()
     blob = wrapped(client)
-    kms = GuardedClient(client)
     interrupts = [KeyboardInterrupt()]
 
-    class Interrupted:
+    class Interrupted(GuardedClient):
         def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> Secret:
             if interrupts:
                 raise interrupts.pop()
-            return kms.unwrap_key(wrapped_key, wrapping_key_id)
+            return super().unwrap_key(wrapped_key, wrapping_key_id)
 
-    cache = KekCache(cast("GuardedClient", Interrupted()))
+    cache = KekCache(Interrupted(client))
     with pytest.raises(KeyboardInterrupt):
         cache.unwrap(blob, "keyA")
     assert cache.unwrap(blob, "keyA") == Secret(KEK)

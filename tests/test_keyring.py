@@ -208,7 +208,7 @@ def test_a_failed_commit_adds_no_keys() -> None:
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     kms = GuardedClient(RecordingClient())
     with pytest.raises(ConfigurationError):
-        Keyring([], **{"master_key_id": "keyA", "kms": kms, "kek_cache": KekCache(kms), **options})
+        Keyring([], **{"master_key_id": "keyA", "kek_cache": KekCache(kms), **options})
 
 
 def test_the_lifespan_of_keks_can_be_set() -> None:
@@ -218,9 +218,7 @@ def test_the_lifespan_of_keks_can_be_set() -> None:
     kms = GuardedClient(table.client, NO_PAUSE)
     cache = KekCache(kms)
     for days, added in [(3, 1), (1, 2)]:
-        keyring = Keyring(
-            table.keys, master_key_id="keyA", kms=kms, kek_cache=cache, kek_lifespan_days=days, clock=table.clock
-        )
+        keyring = Keyring(table.keys, master_key_id="keyA", kek_cache=cache, kek_lifespan_days=days, clock=table.clock)
         keyring.seal_manifest_list_key(keyring.new_key_metadata().with_file_length(5))
         assert len(keyring.added) == added
 
@@ -289,9 +287,9 @@ class OddKekClient(KeyManagementClient):
 
 def test_an_unwrapped_kek_of_an_odd_length_is_refused() -> None:
     kms = GuardedClient(OddKekClient({}))
-    first = Keyring([], master_key_id="m", kms=kms, kek_cache=KekCache(kms))
+    first = Keyring([], master_key_id="m", kek_cache=KekCache(kms))
     key_id = first.seal_manifest_list_key(first.new_key_metadata().with_file_length(5))
-    second = Keyring(first.added, master_key_id="m", kms=kms, kek_cache=KekCache(kms))
+    second = Keyring(first.added, master_key_id="m", kek_cache=KekCache(kms))
     with pytest.raises(IntegrityError, match="15 bytes"):
         second.open_manifest_list_key(key_id)
 
@@ -319,7 +317,6 @@ def test_hostile_entries_raise_nothing_but_this_packages_errors(hostile: list[An
         keyring = Keyring(
             [EncryptedKey.from_json(entry) for entry in hostile],
             master_key_id="keyA",
-            kms=kms,
             kek_cache=KekCache(kms),
             clock=lambda: 1_800_000_000.0,
         )

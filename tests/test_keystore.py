@@ -296,8 +296,8 @@ def test_the_passphrase_can_come_from_a_file(path: Path, tmp_path: Path) -> None
     ("change", "message"),
     [
         ({"kms.local.keystore": ""}, r"Set kms\.local\.keystore"),
-        ({"kms.local.passphrase": ""}, "Set one of"),
-        ({"kms.local.passphrase-file": "/somewhere"}, "Set one of"),
+        ({"kms.local.passphrase": ""}, r"Set kms\.local\.passphrase, or"),
+        ({"kms.local.passphrase-file": "/somewhere"}, "Both"),
     ],
 )
 def test_a_client_says_what_to_set(path: Path, change: dict[str, str], message: str) -> None:
@@ -306,6 +306,16 @@ def test_a_client_says_what_to_set(path: Path, change: dict[str, str], message: 
         load_kms_client(properties(path, **change))
 
 
-def test_a_missing_keystore_is_named(path: Path) -> None:
+def test_a_missing_keystore_is_named_and_nothing_made_in_its_place(path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Create it first"):
         load_kms_client(properties(path))
+    with pytest.raises(ConfigurationError, match="Create it first"):
+        Keystore.add_key(path, PASSPHRASE, "orders")
+    assert not path.parent.exists()
+
+
+def test_arguments_of_the_wrong_kind_are_named(path: Path) -> None:
+    with pytest.raises(UsageError, match="must be a list"):
+        Keystore.create(path, PASSPHRASE, "orders")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="must be a string, and is bytes"):
+        Keystore.create(path, b"passphrase", ["orders"])  # type: ignore[arg-type]

@@ -55,6 +55,11 @@ class NoClient:
     def wrap_key(self) -> None: ...
 
 
+class HalfDone(KeyManagementClient):
+    def wrap_key(self, key: bytes, wrapping_key_id: str) -> bytes:
+        return key
+
+
 def test_a_type() -> None:
     for name in ("memory", "Memory", "MEMORY"):
         client = load_kms_client({"encryption.kms-type": name, **MEMORY_PROPERTIES})
@@ -62,9 +67,10 @@ def test_a_type() -> None:
         assert client.unwrap_key(wrapped, "keyA") == Secret(b"k" * 16)
 
 
+@pytest.mark.parametrize("separator", [".", ":"])
 @pytest.mark.parametrize("client_class", [OwnClient, FromPyIceberg])
-def test_a_class_of_the_users_own(client_class: type) -> None:
-    client = load_kms_client({"py-kms-impl": f"{__name__}.{client_class.__name__}"})
+def test_a_class_of_the_users_own(client_class: type, separator: str) -> None:
+    client = load_kms_client({"py-kms-impl": f"{__name__}{separator}{client_class.__name__}"})
     wrapped = client.wrap_key(Secret(b"0123456789abcdef"), "any")
     assert client.unwrap_key(wrapped, "any") == Secret(b"0123456789abcdef")
     assert client.generate_key("any") is None
@@ -72,11 +78,11 @@ def test_a_class_of_the_users_own(client_class: type) -> None:
 
 
 def test_a_type_that_another_package_brings(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("own", f"{__name__}:OwnClient", registry.ENTRY_POINT_GROUP)
+    point = EntryPoint("Own", f"{__name__}:OwnClient", registry.ENTRY_POINT_GROUP)
     points = [point]
     monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints(points).select(group=group))
     assert load_kms_client({"encryption.kms-type": "own"}).wrap_key(Secret(b"ab"), "m") == b"ba"
-    with pytest.raises(ConfigurationError, match="aws, local, memory, own"):
+    with pytest.raises(ConfigurationError, match="Known types: Own, aws, local, memory"):
         load_kms_client({"encryption.kms-type": "other"})
     points.append(EntryPoint("own", "elsewhere:Client", registry.ENTRY_POINT_GROUP))
     with pytest.raises(ConfigurationError, match="Several packages"):
@@ -99,7 +105,9 @@ def test_another_package_cannot_take_the_name_of_a_built_in_type(monkeypatch: py
         ({"encryption.kms-type": "memry"}, "Known types: aws, local, memory"),
         ({"py-kms-impl": "no.such.module.Client"}, "cannot be imported"),
         ({"py-kms-impl": "pyiceberg_encryption.NoSuchClass"}, "cannot be imported"),
-        ({"py-kms-impl": "JustAName"}, "cannot be imported"),
+        ({"py-kms-impl": "JustAName"}, r"write it as module\.Class"),
+        ({"py-kms-impl": f"{__name__}.HalfDone"}, "has no unwrap_key"),
+        ({"encryption.kms-type": "memory"}, r"Set kms\.memory\.key\.<id>"),
         ({"py-kms-impl": f"{__name__}.NoClient"}, "has no unwrap_key"),
         ({"encryption.kms-type": "memory", "kms.request-timeout": "soon"}, "not a number"),
         ({"encryption.kms-type": "memory", "kms.request-timeout": "0"}, "above 0"),
@@ -118,7 +126,7 @@ def test_a_configuration_that_cannot_be_meant_is_refused(properties: dict[str, A
 
 
 def test_what_a_client_says_when_it_cannot_be_made_is_withheld() -> None:
-    with pytest.raises(ConfigurationError, match="RuntimeError") as caught:
+    with pytest.raises(ConfigurationError, match=r"RuntimeError at test_kms_registry\.py:\d+ \(its text") as caught:
         load_kms_client({"py-kms-impl": f"{__name__}.OwnClient", "fail": "hunter2"})
     assert "hunter2" not in str(caught.value)
     assert caught.value.__context__ is None

@@ -6,6 +6,7 @@ import io
 import random
 import time
 import tracemalloc
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import fastavro
@@ -34,7 +35,6 @@ from tests.support import BLOCK, KeptBytesIO, encrypted, key_metadata, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 LENGTHS = [0, 1, 1000, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + BLOCK // 2, 9 * BLOCK]
 
@@ -354,10 +354,10 @@ def test_a_closed_writer_refuses_use() -> None:
 
 def test_an_open_writer_has_no_key_metadata_to_store() -> None:
     writer = AesGcmOutputStream(io.BytesIO(), key_metadata())
-    with pytest.raises(UsageError, match="closed successfully"):
+    with pytest.raises(UsageError, match="close it first"):
         _ = writer.key_metadata
     writer.discard()
-    with pytest.raises(UsageError, match="closed successfully"):
+    with pytest.raises(UsageError, match="write the file anew"):
         _ = writer.key_metadata
 
 
@@ -405,7 +405,8 @@ def test_an_abandoned_writer_leaves_nothing_that_reads_as_complete(blocks: int, 
         writer.write(pattern(BLOCK))
     writer.write(pattern(rest))
     writer.flush()
-    del writer
+    with pytest.warns(ResourceWarning, match="never closed"):
+        del writer
     assert sink.closed
     assert len(sink.written) >= blocks * BLOCK
     assert_reads_as_incomplete(sink.written, metadata)
@@ -456,6 +457,7 @@ def test_a_sink_that_fails_to_close_leaves_the_stream_incomplete() -> None:
         writer.close()
     with pytest.raises(UsageError):
         _ = writer.key_metadata
+    writer.discard()
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_noticed() -> None:
@@ -549,3 +551,24 @@ def test_a_file_that_does_not_block_is_refused() -> None:
 
     with pytest.raises(BlockingIOError):
         AesGcmInputStream(NotYet(MODEL_FILE), MODEL_METADATA).read(1)
+
+
+@pytest.mark.parametrize("wrong", ["data.avro", Path("data.avro"), io.StringIO()], ids=["str", "Path", "text file"])
+def test_a_path_or_a_text_file_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises(UsageError, match="binary mode"):
+        AesGcmOutputStream(wrong, key_metadata())
+    with pytest.raises(UsageError, match="binary mode"):
+        AesGcmInputStream(wrong, MODEL_METADATA)
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.avro"
+    path.write_bytes(MODEL_FILE[:-1])
+    with pytest.raises(IntegrityError, match=str(path)):
+        AesGcmInputStream(path.open("rb"), MODEL_METADATA)
+    with pytest.raises(IntegrityError, match="s3://bucket/manifest"):
+        AesGcmInputStream(path.open("rb"), MODEL_METADATA, location="s3://bucket/manifest")
+    with AesGcmOutputStream(path.open("wb"), key_metadata()) as writer:
+        pass
+    with pytest.raises(ClosedError, match=str(path)):
+        writer.write(b"x")

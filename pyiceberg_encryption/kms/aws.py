@@ -24,7 +24,7 @@ try:
     from botocore import exceptions as botocore_errors
     from botocore.config import Config
 except ImportError:
-    raise ConfigurationError("AWS KMS needs boto3: pip install 'pyiceberg-encryption[aws]'") from None
+    raise ConfigurationError("AWS KMS needs boto3: pip install boto3, or this package with its extra 'aws'") from None
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -174,8 +174,8 @@ class AwsKeyManagementClient(KeyManagementClient):
             botocore_errors.BotoCoreError
         ) as error:  # its text may quote the parameters of the call, and with them the key
             failure = KmsError(
-                f"boto3 could not make the call ({type(error).__name__}). Check the id of the master key and the "
-                "client.* properties"
+                f"boto3 could not make the call ({type(error).__name__}). Check the id of the master key, "
+                f"{REGION} and the other client.* properties"
             )
         except ValueError:
             failure = ConfigurationError(f"boto3 does not take the value of {ENDPOINT} or {REGION}")

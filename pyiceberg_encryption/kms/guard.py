@@ -9,7 +9,9 @@ from __future__ import annotations
 import random
 import threading
 import time
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pyiceberg_encryption import errors as errors_module
@@ -80,6 +82,8 @@ class GuardedClient:
             if not self._client.supports_key_generation():
                 return None
             result = self._client.generate_key(wrapping_key_id)
+            if not (hasattr(result, "key") and hasattr(result, "wrapped_key")):
+                raise KmsError(f"generate_key returned {type(result).__name__} where KeyGenerationResult was expected")
             return _secret(result.key), _bytes(result.wrapped_key)
 
         return self._call("generate a key", wrapping_key_id, generate)
@@ -124,10 +128,14 @@ class GuardedClient:
     def _translated(self, error: BaseException, failed: str) -> EncryptionError:
         if isinstance(error, EncryptionError):
             return _own_type(error)(f"{failed}: {error}")
-        return KmsError(
-            f"{failed}: {type(self._client).__name__} raised {type(error).__name__} (its text is withheld, since it "
-            "may quote a key)"
-        )
+        return KmsError(f"{failed}: {type(self._client).__name__} raised {described(error)}")
+
+
+def described(error: BaseException) -> str:
+    """A foreign error's type and place. Not its text: that may quote the arguments of a call, and so a key."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place} (its text is withheld, since it may quote a key)"
 
 
 def _own_type(error: EncryptionError) -> type[EncryptionError]:

@@ -59,6 +59,9 @@ class Keystore:
         passphrase, path = secret_passphrase(passphrase), _resolved(path)
         if len(passphrase) == 0:
             raise ConfigurationError("A keystore needs a passphrase that is not empty")
+        if not isinstance(key_ids, list):
+            raise UsageError(f"The ids of the master keys must be a list, and are {key_ids!r}")
+        path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             if path.exists():
                 raise UsageError(f"{path} exists already. Add keys to it, or choose another name")
@@ -75,7 +78,7 @@ class Keystore:
             with path.open("rb") as file:
                 data = file.read(MAX_FILE_LENGTH + 1)
         except FileNotFoundError:
-            raise ConfigurationError(f"There is no keystore at {path}. Create it first (Keystore.create)") from None
+            raise _missing(path) from None
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"The keystore {path} cannot be read: {error}") from None
         return cls(path, _unseal(path, data, passphrase))
@@ -91,6 +94,8 @@ class Keystore:
     ) -> Keystore:
         """Adds a new master key to the file, whatever other processes add to it at the same time."""
         passphrase, path = secret_passphrase(passphrase), _resolved(path)
+        if not path.exists():
+            raise _missing(path)
         with _locked(path):
             store = cls.open(path, passphrase)
             store._generate(key_id, entropy)
@@ -128,6 +133,8 @@ class Keystore:
 
 def secret_passphrase(passphrase: str | Secret) -> Secret:
     """So that no variable of a failing function shows it."""
+    if not isinstance(passphrase, (str, Secret)):
+        raise UsageError(f"A passphrase must be a string, and is {type(passphrase).__name__}")
     return passphrase if isinstance(passphrase, Secret) else Secret(passphrase.encode(errors="surrogatepass"))
 
 
@@ -203,6 +210,10 @@ def _from_base64(text: object) -> bytes:
         raise FormatError("a value in it is not base64") from None
 
 
+def _missing(path: Path) -> ConfigurationError:
+    return ConfigurationError(f"There is no keystore at {path}. Create it first (Keystore.create)")
+
+
 def _resolved(path: str | Path) -> Path:
     """The file itself, so that one that is reached by a link is locked and replaced where it lies."""
     return Path(path).expanduser().resolve()
@@ -211,7 +222,6 @@ def _resolved(path: str | Path) -> Path:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One writer at a time, across processes. Readers need no lock, since the file is replaced in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_SECONDS, mode=0o600):
             yield

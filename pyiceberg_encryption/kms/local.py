@@ -50,10 +50,12 @@ class LocalKeyManagementClient(MasterKeyClient):
 
 def _passphrase(properties: Mapping[str, str]) -> Secret:
     given, file = properties.get(PASSPHRASE), properties.get(PASSPHRASE_FILE)
-    if bool(given) == bool(file):
-        raise ConfigurationError(f"Set one of {PASSPHRASE} and {PASSPHRASE_FILE}")
+    if given and file:
+        raise ConfigurationError(f"Both {PASSPHRASE} and {PASSPHRASE_FILE} are set; keep one of them")
     if given:
-        return secret_passphrase(given)
+        return secret_passphrase(str(given))
+    if not file:
+        raise ConfigurationError(f"Set {PASSPHRASE}, or {PASSPHRASE_FILE} to a file that holds it")
     try:
         passphrase = Secret(Path(str(file)).expanduser().read_bytes().rstrip(b"\r\n"))
     except (OSError, ValueError) as error:

@@ -45,5 +45,6 @@ class MasterKeyClient(KeyManagementClient):
         if self._closed:
             raise ClosedError("This KMS client is closed")
         if key_id not in self._master_keys:
-            raise KmsKeyError(f"There is no master key {key_id!r} in {self.where}")
+            known = ", ".join(map(repr, sorted(self._master_keys))) or "none"
+            raise KmsKeyError(f"There is no master key {key_id!r} in {self.where}; there are {known}")
         return self._master_keys[key_id]

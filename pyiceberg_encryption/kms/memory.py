@@ -21,14 +21,14 @@ class MemoryKeyManagementClient(MasterKeyClient):
     where = f"the properties {KEY_PREFIX}<id>"
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        super().__init__(
-            properties,
-            {
-                name.removeprefix(KEY_PREFIX): _decode(name, value)
-                for name, value in properties.items()
-                if name.startswith(KEY_PREFIX)
-            },
-        )
+        master_keys = {
+            name.removeprefix(KEY_PREFIX): _decode(name, value)
+            for name, value in properties.items()
+            if name.startswith(KEY_PREFIX)
+        }
+        if not master_keys:
+            raise ConfigurationError(f"Set {KEY_PREFIX}<id> to a master key in base64")
+        super().__init__(properties, master_keys)
 
 
 def _decode(name: str, value: str) -> Secret:

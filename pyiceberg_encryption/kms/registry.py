@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg_encryption.errors import ConfigurationError, EncryptionError
-from pyiceberg_encryption.kms.guard import GuardedClient, RetryPolicy
+from pyiceberg_encryption.kms.guard import GuardedClient, RetryPolicy, described
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,10 +34,8 @@ def load_kms_client(properties: Mapping[str, str]) -> GuardedClient:
     except EncryptionError:
         raise
     except Exception as error:
-        failure = type(error).__name__
-    raise ConfigurationError(
-        f"{client_class.__name__} could not be made: {failure} (its text is withheld, since it may quote a secret)"
-    )
+        failure = described(error)
+    raise ConfigurationError(f"{client_class.__name__} could not be made: {failure}")
 
 
 def _client_class(properties: Mapping[str, str]) -> Any:
@@ -57,12 +55,12 @@ def _client_class(properties: Mapping[str, str]) -> Any:
     name = kms_type.lower()
     if name in BUILT_IN:
         return _import_class(BUILT_IN[name], KMS_TYPE)
-    found = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name == name]
+    found = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name.lower() == name]
     if len(found) > 1:
         raise ConfigurationError(f"Several packages bring a KMS type '{name}'; uninstall all but one")
     if not found:
         raise ConfigurationError(f"Unknown {KMS_TYPE} '{kms_type}'. Known types: {', '.join(_known_types())}")
-    return _import_class(found[0].value.replace(":", "."), KMS_TYPE)
+    return _import_class(found[0].value, KMS_TYPE)
 
 
 def _known_types() -> list[str]:
@@ -70,7 +68,9 @@ def _known_types() -> list[str]:
 
 
 def _import_class(path: str, property_name: str) -> Any:
-    module_name, _, class_name = path.rpartition(".")
+    module_name, _, class_name = path.replace(":", ".").rpartition(".")
+    if not module_name:
+        raise ConfigurationError(f"{property_name} is {path!r}; write it as module.Class")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except EncryptionError:
@@ -78,6 +78,7 @@ def _import_class(path: str, property_name: str) -> Any:
     except Exception as error:
         raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}") from error
     missing = [method for method in REQUIRED_METHODS if not callable(getattr(found, method, None))]
+    missing += getattr(found, "__abstractmethods__", ())
     if missing:
         raise ConfigurationError(f"{path} is not a KMS client: it has no {', '.join(missing)}")
     return found

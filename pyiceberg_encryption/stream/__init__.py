@@ -55,7 +55,7 @@ def decrypt(
     encrypted: Buffer,
     key_metadata: StandardKeyMetadata,
     *,
-    location: str = "The encrypted stream",
+    location: str | None = None,
     allow_unrecorded_length: bool = False,
 ) -> bytes:
     """A whole file, decrypted. The arguments are those of `AesGcmInputStream`."""
@@ -70,7 +70,7 @@ def decrypt_into(
     key_metadata: StandardKeyMetadata,
     out: Buffer,
     *,
-    location: str = "The encrypted stream",
+    location: str | None = None,
     allow_unrecorded_length: bool = False,
 ) -> None:
     """Decrypts a whole file into `out`, whose length must be the plain length of the file."""

@@ -12,6 +12,7 @@ from pyiceberg_encryption.ciphers import OVERHEAD
 from pyiceberg_encryption.errors import ClosedError, EncryptionError, FormatError, IntegrityError, UsageError
 from pyiceberg_encryption.stream import layout
 from pyiceberg_encryption.stream.blocks import BlockCipher
+from pyiceberg_encryption.stream.files import check_is_binary, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,7 @@ class AesGcmInputStream(io.BufferedIOBase):
 
     The encrypted length in the key metadata is the only protection against a file cut off between two blocks. It is
     required, and the source must have exactly that length; `allow_unrecorded_length` admits key metadata without it.
-    `location` is named in error messages.
+    `location` is named in error messages, in place of the source's own name.
     """
 
     def __init__(
@@ -39,23 +40,27 @@ class AesGcmInputStream(io.BufferedIOBase):
         source: Any,
         key_metadata: StandardKeyMetadata,
         *,
-        location: str = "The encrypted stream",
+        location: str | None = None,
         allow_unrecorded_length: bool = False,
     ) -> None:
-        self._location = location
-        self._source = _File(source) if hasattr(source, "read") else _Memory(source)
+        self._given_location = location
+        self._source = _opened(source)
         try:
             self._length = _checked_length(key_metadata.file_length, self._source.length, allow_unrecorded_length)
             self._cipher = BlockCipher(key_metadata)
         except EncryptionError as error:
             self._source.close()
-            raise type(error)(f"{location}: {error}") from None
+            raise type(error)(f"{self._location}: {error}") from None
         self._position = 0
         self._header_verified = False
         self._cached = memoryview(b"")  # one opened block, for reads that touch only a part of it
         self._cached_block = -1
         self._cache_buffer = bytearray()
         self._closed = False
+
+    @property
+    def _location(self) -> str:
+        return self._given_location or self._source.name
 
     @property
     def length(self) -> int:
@@ -225,16 +230,33 @@ def _checked_length(recorded: int | None, actual: int, allow_unrecorded: bool) -
     if recorded is None and not allow_unrecorded:
         raise FormatError(
             "its key metadata does not record a file length, so that a truncated file cannot be told from a whole one. "
-            "If the writer of this file never records it, allow unrecorded lengths"
+            "If the writer of this file never records it, pass allow_unrecorded_length=True"
         )
     if recorded is not None and recorded != actual:
         raise IntegrityError(f"it has {actual} bytes, but {recorded} were written: it was cut or extended")
     return layout.plain_length(actual)
 
 
+def _opened(source: Any) -> _Memory | _File:
+    if hasattr(source, "read"):
+        check_is_binary(source, is_usable=True)
+        return _File(source)
+    check_is_binary(source, _is_buffer(source))
+    return _Memory(source)
+
+
+def _is_buffer(source: Any) -> bool:
+    try:
+        memoryview(source).release()
+    except TypeError:
+        return False
+    return True
+
+
 class _Memory:
     """A whole file that lies in memory."""
 
+    name = name_of(None)
     max_blocks = layout.MAX_BLOCKS
 
     def __init__(self, buffer: Buffer) -> None:
@@ -252,6 +274,10 @@ class _File:
     """A file object. What it delivers goes into one buffer that is used again."""
 
     max_blocks = FETCH_BLOCKS
+
+    @property
+    def name(self) -> str:
+        return name_of(self._file)
 
     def __init__(self, file: Any) -> None:
         self._file = file

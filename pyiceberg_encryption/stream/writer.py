@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg_encryption import process
@@ -11,6 +12,7 @@ from pyiceberg_encryption.ciphers import OVERHEAD
 from pyiceberg_encryption.errors import ClosedError, UsageError
 from pyiceberg_encryption.stream import layout
 from pyiceberg_encryption.stream.blocks import BlockCipher
+from pyiceberg_encryption.stream.files import check_is_binary, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 BATCH_BLOCKS = 8  # Whole blocks at hand are sealed this many at a time, on several cores
 SMALLEST_BUFFER = 8 * 1024
+_HEADER = memoryview(layout.HEADER)
 
 
 class AesGcmOutputStream(io.BufferedIOBase):
@@ -41,8 +44,11 @@ class AesGcmOutputStream(io.BufferedIOBase):
         sink: Any,
         key_metadata: StandardKeyMetadata,
         *,
+        location: str | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
+        check_is_binary(sink, hasattr(sink, "write"))
+        self._given_location = location
         self._cipher = BlockCipher(key_metadata, entropy)
         self._key_metadata = key_metadata
         self._sink = sink
@@ -52,11 +58,15 @@ class AesGcmOutputStream(io.BufferedIOBase):
         self._pending = bytearray()  # the plaintext of the block under way, and room for more
         self._pending_length = 0
         # Sealed blocks go behind HEADER_LENGTH. What was not sent before, the header or the byte held back, ends there.
-        self._sealed = memoryview(bytearray(layout.HEADER))
+        self._sealed = _HEADER
         self._unsent = 0
         self._complete = False
         self._failed = False
         self._closed = False
+
+    @property
+    def _location(self) -> str:
+        return self._given_location or name_of(self._sink)
 
     @property
     def closed(self) -> bool:
@@ -66,7 +76,8 @@ class AesGcmOutputStream(io.BufferedIOBase):
     def key_metadata(self) -> StandardKeyMetadata:
         """The key metadata to store for this file, with its encrypted length."""
         if not self._complete:
-            raise UsageError("An encrypted stream has key metadata to store only after it was closed successfully")
+            advice = "it was discarded or failed; write the file anew" if self._closed else "close it first"
+            raise UsageError(f"{self._location}: an incomplete stream has no key metadata to store: {advice}")
         return self._key_metadata.with_file_length(layout.encrypted_length(self._position))
 
     def write(self, data: Buffer) -> int:
@@ -140,30 +151,37 @@ class AesGcmOutputStream(io.BufferedIOBase):
             self.discard()
 
     def __del__(self) -> None:
-        if hasattr(self, "_closed"):  # __init__ got to its end
+        if hasattr(self, "_closed") and not self._closed:  # __init__ got to its end
             self.discard()
+            if self._process == process.generation():
+                message = f"{self._location}: never closed, and so incomplete"
+                warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise ClosedError("The encrypted stream is closed")
+            raise ClosedError(f"{self._location}: the stream is closed")
         if self._failed:
-            raise ClosedError("Writing the encrypted stream failed before; discard it and write the file anew")
+            raise ClosedError(f"{self._location}: writing failed before; discard the stream and write the file anew")
         if self._process != process.generation():
-            raise UsageError("An encrypted stream belongs to the process that opened it; open another after a fork")
+            raise UsageError(f"{self._location}: a stream belongs to the process that opened it; open one in this")
 
     def _release(self) -> None:
         self._closed = True
         self._pending = bytearray()
-        self._sealed = memoryview(b"")
+        self._sealed = _HEADER
 
     def _collect(self, data: memoryview) -> None:
         end = self._pending_length + len(data)
-        if end > len(self._pending):
+        if not self._pending:
+            self._pending = bytearray(data)  # often all that there is
+        elif end > len(self._pending):
             room = min(layout.PLAIN_BLOCK_LENGTH, max(end, 2 * len(self._pending), SMALLEST_BUFFER))
             grown = bytearray(room)
             grown[: self._pending_length] = memoryview(self._pending)[: self._pending_length]
+            grown[self._pending_length : end] = data
             self._pending = grown
-        memoryview(self._pending)[self._pending_length : end] = data
+        else:
+            memoryview(self._pending)[self._pending_length : end] = data
         self._pending_length = end
         if end == layout.PLAIN_BLOCK_LENGTH:
             self._seal(memoryview(self._pending), last=False)

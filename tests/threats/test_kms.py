@@ -85,7 +85,7 @@ def test_20_access_outlives_a_revocation_until_the_ttl_ends() -> None:
     key_id, sealed = table.commit()
     kms, clock = GuardedClient(table.client, NO_PAUSE), Clock()
     cache = KekCache(kms, clock=clock)
-    keyring = Keyring(table.keys, master_key_id="keyA", kms=kms, kek_cache=cache, clock=table.clock)
+    keyring = Keyring(table.keys, master_key_id="keyA", kek_cache=cache, clock=table.clock)
     assert keyring.open_manifest_list_key(key_id) == sealed
     table.client.fail = Failing(KmsKeyError("the key is disabled"))
     clock.seconds += TTL_SECONDS_DEFAULT - 1

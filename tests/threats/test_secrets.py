@@ -51,8 +51,8 @@ def assert_no_key_in(text: str) -> None:
 def holders() -> list[Any]:
     kms = GuardedClient(MemoryKeyManagementClient({"kms.memory.key.m": base64.b64encode(KEY).decode()}))
     cache = KekCache(kms)
-    cache.put(Secret(KEY), b"wrapped", "m")
-    keyring = Keyring([], master_key_id="m", kms=kms, kek_cache=cache)
+    cache.make("m", len(KEY), lambda length: KEY[:length])
+    keyring = Keyring([], master_key_id="m", kek_cache=cache)
     keyring.seal_manifest_list_key(METADATA)
     return [
         Secret(KEY),
@@ -62,9 +62,15 @@ def holders() -> list[Any]:
         cache,
         keyring,
         keyring.added,
-        AesGcmOutputStream(io.BytesIO(), METADATA),
+        a_writer(),
         AesGcmInputStream(bytes(100), METADATA),
     ]
+
+
+def a_writer() -> AesGcmOutputStream:
+    writer = AesGcmOutputStream(io.BytesIO(), METADATA)
+    writer.discard()
+    return writer
 
 
 def test_22_reprs_and_logs(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,7 +170,7 @@ def test_22_tracebacks_with_the_values_of_variables() -> None:
     calls: list[Callable[[], Any]] = [
         lambda: AesGcmInputStream(damaged, metadata).read(),
         lambda: AesGcmInputStream(file[:-1], metadata),
-        lambda: AesGcmOutputStream(io.BytesIO(), metadata).key_metadata,
+        lambda: a_writer().key_metadata,
         lambda: table.keyring().open_manifest_list_key("nothing"),
         lambda: table.keyring().seal_manifest_list_key(StandardKeyMetadata(Secret(KEY))),
     ]
