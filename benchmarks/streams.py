@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 BLOCKS = 64
 LENGTH = BLOCKS * BLOCK
-RANDOM_READS = 400
+RANDOM_READS = 200
 RANDOM_SIZE = 64 * 1024
 MANIFEST_LENGTH = 4 * 1024
-MANIFESTS = 1000
+MANIFESTS = 250
 
 
 class Nowhere:
@@ -228,12 +228,13 @@ def report(seconds: dict[str, list[float]]) -> None:
     for action in ("write", "read"):
         pairs = zip(seconds[f"{action} manifests"], seconds[f"{action} plain manifests"], strict=True)
         extra = [(encrypted - plain) / MANIFESTS * 1e6 for encrypted, plain in pairs]
-        row(action, f"{min(extra):5.2f}   {statistics.median(extra):5.2f}  ({min(extra):.2f} to {max(extra):.2f})")
+        best = (min(seconds[f"{action} manifests"]) - min(seconds[f"{action} plain manifests"])) / MANIFESTS * 1e6
+        row(action, f"{best:5.2f}   {statistics.median(extra):5.2f}  ({min(extra):.2f} to {max(extra):.2f})")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--rounds", type=int, default=51)
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} cores, of which at most {parallel.MAX_THREADS} are used; {arguments.rounds} rounds")
     contest = Contest()

@@ -88,10 +88,10 @@ class AesGcmOutputStream(io.BufferedIOBase):
         self._failed = True  # until the sink has taken it all
         at = 0
         while at < len(view):
-            whole_blocks = (len(view) - at) // layout.PLAIN_BLOCK_LENGTH
-            if self._pending_length == 0 and whole_blocks > 0:
-                take = min(whole_blocks, BATCH_BLOCKS) * layout.PLAIN_BLOCK_LENGTH
-                self._seal(view[at : at + take], last=False)
+            blocks = min((len(view) - at) // layout.PLAIN_BLOCK_LENGTH, BATCH_BLOCKS)
+            if self._pending_length == 0 and blocks > 0:
+                take = blocks * layout.PLAIN_BLOCK_LENGTH
+                self._seal(view[at : at + take], blocks)
             else:
                 take = min(len(view) - at, layout.PLAIN_BLOCK_LENGTH - self._pending_length)
                 self._collect(view[at : at + take])
@@ -119,7 +119,7 @@ class AesGcmOutputStream(io.BufferedIOBase):
         if self._block == 0:
             self._send(memoryview(layout.HEADER + self._cipher.seal_only_block(pending)))
         elif len(pending) > 0:
-            self._seal(pending, last=True)
+            self._seal(pending, 1, last=True)
         else:
             self._send(self._sealed[self._unsent : layout.HEADER_LENGTH])
         self._sink.close()
@@ -184,12 +184,11 @@ class AesGcmOutputStream(io.BufferedIOBase):
             memoryview(self._pending)[self._pending_length : end] = data
         self._pending_length = end
         if end == layout.PLAIN_BLOCK_LENGTH:
-            self._seal(memoryview(self._pending), last=False)
+            self._seal(memoryview(self._pending), 1)
             self._pending_length = 0
 
-    def _seal(self, plain: memoryview, *, last: bool) -> None:
+    def _seal(self, plain: memoryview, count: int, last: bool = False) -> None:
         """Seals whole blocks, or the last one, and sends them, but for the byte to hold back."""
-        count = layout.block_count(len(plain))
         end = layout.HEADER_LENGTH + len(plain) + count * OVERHEAD
         if end > len(self._sealed):
             larger = memoryview(bytearray(end))
