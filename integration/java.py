@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
     from typing_extensions import Self
 
 HERE = Path(__file__).parent
 CACHE = HERE.parent / ".cache" / "java"
-COMPILER = "ecj"
 OLDEST_JAVA = 17
 
 
@@ -49,11 +49,35 @@ def java_command() -> str:
 
 
 def class_path() -> list[Path]:
-    """The compiled programs and all jars, fetched and compiled if they are not in the cache yet."""
-    jars = [_jar(*line.split()) for line in _lines(HERE / "jars.txt")]
-    compiler = next(jar for jar in jars if jar.name.startswith(COMPILER))
-    libraries = [jar for jar in jars if jar != compiler]
-    return [_compiled(compiler, libraries), *libraries]
+    """What Peer.java needs to run, fetched and compiled if it is not in the cache yet."""
+    libraries = jars("peer")
+    return [compiled(HERE / "java", libraries), *libraries]
+
+
+def jars(list_: str) -> list[Path]:
+    """The jars that a list in `jars` names, in the cache, and known to be those that are meant."""
+    lines = (HERE / "jars" / f"{list_}.txt").read_text().splitlines()
+    return [_jar(*line.split()) for line in lines if line and not line.startswith("#")]
+
+
+def compiled(folder: Path, libraries: list[Path]) -> Path:
+    """The classes of the Java files in a folder."""
+    sources = sorted(folder.glob("*.java"))
+    inputs = [*(source.read_bytes() for source in sources), *(library.name.encode() for library in libraries)]
+    classes = CACHE / f"classes-{hashlib.sha256(b''.join(inputs)).hexdigest()[:16]}"
+    if not classes.exists():
+        (compiler,) = jars("compiler")
+        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            out = Path(scratch) / "classes"
+            command = [java_command(), "-jar", str(compiler), "-17", "-nowarn", "-d", str(out)]
+            subprocess.run([*command, "-cp", joined(libraries), *map(str, sources)], check=True)
+            out.replace(classes)
+    return classes
+
+
+def joined(paths: Iterable[Path]) -> str:
+    """As a class path."""
+    return os.pathsep.join(map(str, paths))
 
 
 class Peer:
@@ -61,7 +85,7 @@ class Peer:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [java_command(), "-cp", _joined(class_path()), "org.apache.iceberg.encryption.Peer"],
+            [java_command(), "-cp", joined(class_path()), "org.apache.iceberg.encryption.Peer"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -99,12 +123,7 @@ def _version(command: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _lines(path: Path) -> list[str]:
-    return [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
-
-
 def _jar(coordinate: str, sha256: str) -> Path:
-    """A jar of jars.txt, in the cache, and known to be the one that is meant."""
     group, artifact, version, *classifier = coordinate.split(":")
     jar = CACHE / f"{'-'.join([artifact, version, *classifier])}.jar"
     if not jar.exists():
@@ -121,23 +140,5 @@ def _jar(coordinate: str, sha256: str) -> Path:
                 raise JavaUnavailableError(f"{coordinate} could not be fetched from Maven Central: {error}") from None
             fetched.replace(jar)
     if hashlib.sha256(jar.read_bytes()).hexdigest() != sha256:
-        raise JavaUnavailableError(f"{jar} is not the file that jars.txt names (another SHA-256): remove it, try again")
+        raise JavaUnavailableError(f"{jar} is not the file that the list names (another SHA-256): remove it, try again")
     return jar
-
-
-def _compiled(compiler: Path, libraries: list[Path]) -> Path:
-    sources = sorted((HERE / "java").glob("*.java"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + (HERE / "jars.txt").read_bytes())
-    classes = CACHE / f"classes-{digest.hexdigest()[:16]}"
-    if not classes.exists():
-        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-            out = Path(folder) / "classes"
-            command = [java_command(), "-jar", str(compiler), "-17", "-nowarn", "-d", str(out)]
-            command += ["-cp", _joined(libraries), *map(str, sources)]
-            subprocess.run(command, check=True)
-            out.replace(classes)
-    return classes
-
-
-def _joined(paths: list[Path]) -> str:
-    return os.pathsep.join(map(str, paths))

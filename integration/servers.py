@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 READY_WITHIN_SECONDS = 60
 
@@ -29,9 +30,9 @@ def moto() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str], port: int, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A server process that listens on this port of 127.0.0.1, ended at the end of the block."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=cwd)
     try:
         _wait_until_it_listens(process, port)
         yield process

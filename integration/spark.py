@@ -1,0 +1,92 @@
+"""Spark with Iceberg Java, on a Hive metastore: the one catalog in which Java encrypts. Needs the package pyspark."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from integration import java, servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CATALOG = "h"
+TEST_KMS = ("org/apache/iceberg/encryption/UnitestKMS.class", "org/apache/iceberg/encryption/MemoryMockKMS.class")
+HIVE_SITE = {
+    "datanucleus.connectionPoolingType": "NONE",
+    "datanucleus.schema.autoCreateAll": "true",
+    "hive.metastore.disallow.incompatible.col.type.changes": "false",  # or ALTER TABLE … AFTER fails
+    "hive.metastore.schema.verification": "false",
+    "hive.metastore.try.direct.sql": "false",
+}
+
+
+@contextlib.contextmanager
+def hive_metastore(folder: Path) -> Iterator[str]:
+    """A metastore with its database in this folder. Yields its thrift URI."""
+    (folder / "conf").mkdir(parents=True)
+    site = HIVE_SITE | {
+        "javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder / 'metastore'};create=true",
+        "hive.metastore.warehouse.dir": str(folder / "warehouse"),
+    }
+    values = "".join(f"<property><name>{name}</name><value>{value}</value></property>" for name, value in site.items())
+    (folder / "conf" / "hive-site.xml").write_text(f"<configuration>{values}</configuration>")
+    libraries = [*_pyspark_jars(), *java.jars("metastore")]
+    classes = java.compiled(java.HERE / "java" / "metastore", libraries)
+    port = servers.free_port()
+    opens = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.net", "java.lang")]
+    class_path = java.joined([folder / "conf", classes, *libraries])
+    command = [java.java_command(), *opens, "-cp", class_path, "Metastore", "-p", str(port)]
+    with servers.running(command, port, cwd=folder):
+        yield f"thrift://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def session(metastore: str, warehouse: Path) -> Iterator[Any]:
+    """A Spark session whose catalog `h` holds encrypted tables. It knows the master keys of Java's UnitestKMS."""
+    from pyspark.sql import SparkSession
+
+    os.environ["JAVA_HOME"] = str(Path(java.java_command()).resolve().parent.parent)
+    settings = {
+        "spark.jars": ",".join(map(str, [*java.jars("spark"), _test_kms()])),
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
+        f"spark.sql.catalog.{CATALOG}.type": "hive",
+        f"spark.sql.catalog.{CATALOG}.uri": metastore,
+        f"spark.sql.catalog.{CATALOG}.warehouse": str(warehouse),
+        f"spark.sql.catalog.{CATALOG}.cache-enabled": "false",
+        f"spark.sql.catalog.{CATALOG}.encryption.kms-impl": "org.apache.iceberg.encryption.UnitestKMS",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+    }
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _pyspark_jars() -> list[Path]:
+    import pyspark
+
+    return sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
+
+
+def _test_kms() -> Path:
+    """Java's test KMS alone: the rest of the jar that holds it would stand in Spark's way."""
+    small = java.CACHE / "test-kms.jar"
+    if not small.exists():
+        (tests,) = (jar for jar in java.jars("peer") if jar.name.endswith("-tests.jar"))
+        with zipfile.ZipFile(tests) as source, zipfile.ZipFile(small, "w") as target:
+            for name in TEST_KMS:
+                target.writestr(name, source.read(name))
+    return small
