@@ -16,6 +16,7 @@ import pytest
 from integration import servers
 from pyiceberg_encryption import KekCache, Keyring, Secret, load_kms_client
 from pyiceberg_encryption.errors import (
+    ClosedError,
     ConfigurationError,
     IntegrityError,
     KmsAccessDeniedError,
@@ -141,8 +142,15 @@ def test_a_role_is_assumed_and_its_credentials_renewed(
     assert client._kms is first
     assert first._request_signer._credentials.access_key != "testing"
     monkeypatch.setattr(aws, "ROLE_RENEWAL", timedelta(days=2))  # as if they ended soon
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{servers.free_port()}")
+    assert client.unwrap_key(wrapped, key_arn) == KEY
+    assert client._kms is first  # the old ones still do
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws_endpoint)
     assert client.unwrap_key(wrapped, key_arn) == KEY
     assert client._kms is not first
+    client.close()
+    with pytest.raises(ClosedError):
+        client.unwrap_key(wrapped, key_arn)
 
 
 def test_a_key_that_does_not_exist(properties: dict[str, str], key_arn: str) -> None:

@@ -14,6 +14,7 @@ from pyiceberg_encryption.kms.guard import GuardedClient
 from pyiceberg_encryption.secret import Secret
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
 TTL_SECONDS_DEFAULT = 3600.0  # Iceberg Java: StandardEncryptionManager.unwrappedKeyCache
@@ -28,8 +29,10 @@ class _Entry(NamedTuple):
 class _Flight:
     """A call of the KMS that one thread makes and others wait for, by waiting for the lock."""
 
+    _lock: threading.Lock
+
     def __init__(self) -> None:
-        self.lock = process.Lock()
+        process.give_lock(self)
         self.kek: Secret | None = None
         self.error: EncryptionError | None = None
 
@@ -43,6 +46,8 @@ class KekCache:
     cannot make an id stand for another table's KEK.
     """
 
+    _lock: threading.Lock
+
     def __init__(
         self, kms: GuardedClient, ttl_seconds: float = TTL_SECONDS_DEFAULT, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -51,7 +56,7 @@ class KekCache:
         self._kms = kms
         self._ttl = ttl_seconds
         self._clock = clock
-        self._lock = process.Lock()
+        process.give_lock(self)
         self._entries: dict[bytes, _Entry] = {}
         self._flights: dict[bytes, _Flight] = {}
 
@@ -62,18 +67,19 @@ class KekCache:
             if name in self._entries:
                 return self._entries[name].kek
             flight = self._flights.setdefault(name, _Flight())
-        with flight.lock:
+        with flight._lock:
             if flight.error is not None:
                 raise type(flight.error)(*flight.error.args)
             if flight.kek is None:  # nobody called yet, or who did was interrupted or left behind by a fork
                 try:
-                    flight.kek = self._kms.unwrap_key(wrapped_kek, master_key_id)
-                    self._put(flight.kek, wrapped_kek, master_key_id)
+                    kek = self._kms.unwrap_key(wrapped_kek, master_key_id)
                 except EncryptionError as error:
+                    self._flights.pop(name, None)  # before it has an outcome, which nobody shall find there later
                     flight.error = error
                     raise
-                finally:
-                    self._flights.pop(name, None)
+                self._put(kek, wrapped_kek, master_key_id)
+                self._flights.pop(name, None)
+                flight.kek = kek
             return flight.kek
 
     def make(

@@ -21,6 +21,7 @@ from pyiceberg_encryption.key_metadata import StandardKeyMetadata
 from pyiceberg_encryption.secret import Secret
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterable, Mapping
 
     from pyiceberg_encryption.kek_cache import KekCache
@@ -82,6 +83,8 @@ class Keyring:
     table's `encryption.key-id`, from a source that is trusted: no other master key is ever used.
     """
 
+    _lock: threading.Lock
+
     def __init__(
         self,
         keys: Iterable[EncryptedKey],
@@ -113,7 +116,7 @@ class Keyring:
         self._kek_lifespan = kek_lifespan_days * MILLIS_PER_DAY
         self._clock = clock
         self._entropy = entropy
-        self._lock = process.Lock()
+        process.give_lock(self)
 
     @property
     def added(self) -> tuple[EncryptedKey, ...]:
@@ -195,8 +198,9 @@ class Keyring:
     def _usable_kek(self) -> tuple[EncryptedKey, Secret] | None:
         """The newest KEK that is young enough, long enough, and proven to have the time that it claims.
 
-        The proof is a manifest-list key that opens with it, since its time is the AAD there. A KEK for which there is
-        none is left alone, and so is one whose proven time lies in the future, since a writer's clock was wrong. Other
+        The proof is a manifest-list key that opens with it, since its time is the AAD there. It comes before the time
+        is looked at: nobody shall be able to have a new KEK made by making an old one look older. A KEK without proof
+        is left alone, and so is one whose proven time lies in the future, since a writer's clock was wrong. Other
         writers choose differently among the KEKs that are not expired: Iceberg Java goes on with the first one,
         iceberg-rust with the newest.
         """
@@ -204,10 +208,11 @@ class Keyring:
         keks = [(_timestamp(key), key) for key in self._keys.values() if key.encrypted_by_id == self._master_key_id]
         for made, kek_entry in sorted(keks, key=lambda kek: kek[0], reverse=True):
             proof = next((key for key in self._keys.values() if key.encrypted_by_id == kek_entry.key_id), None)
-            if proof is not None and now - made < self._kek_lifespan:
+            if proof is not None:
                 kek = self._unwrap(kek_entry)
                 self._open(proof, kek_entry, kek)
-                if made <= now + MAX_CLOCK_SKEW_MILLIS and len(kek) >= self._data_key_length:
+                in_use = now - self._kek_lifespan < made <= now + MAX_CLOCK_SKEW_MILLIS
+                if in_use and len(kek) >= self._data_key_length:
                     return kek_entry, kek
         return None
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+import weakref
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from types import TracebackType
+
+class HasLock(Protocol):
+    _lock: threading.Lock
+
 
 _generation = 0
+_with_locks: weakref.WeakSet[HasLock] = weakref.WeakSet()
 
 
 def generation() -> int:
@@ -17,31 +21,21 @@ def generation() -> int:
     return _generation
 
 
+def give_lock(owner: HasLock) -> None:
+    """Sets `owner._lock`: a lock that is free in a child, even if a thread held it at the moment of the fork.
+
+    It is a plain lock, so that Ctrl-C cannot come between `with owner._lock` and its effect.
+    """
+    owner._lock = threading.Lock()
+    _with_locks.add(owner)
+
+
 def _forked() -> None:
     global _generation
     _generation += 1
+    for owner in _with_locks:
+        owner._lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
-
-
-class Lock:
-    """A lock that is free in a child, even if a thread held it in the parent at the moment of the fork."""
-
-    def __init__(self) -> None:
-        self._renew()
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
-        self._generation = _generation
-
-    def __enter__(self) -> None:
-        if self._generation != _generation:
-            self._renew()
-        self._lock.acquire()
-
-    def __exit__(
-        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
-    ) -> None:
-        self._lock.release()

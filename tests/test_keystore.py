@@ -113,7 +113,9 @@ def test_nothing_is_replaced(path: Path) -> None:
         Keystore.create(path, PASSPHRASE, ["orders"])
     with pytest.raises(UsageError, match="would orphan data"):
         Keystore.add_key(path, PASSPHRASE, "orders")
-    with pytest.raises(UsageError, match="needs an id"):
+    with pytest.raises(UsageError, match="larger than"):
+        Keystore.add_key(path, PASSPHRASE, "x" * 800_000)
+    with pytest.raises(UsageError, match="that is not empty"):
         Keystore.add_key(path, PASSPHRASE, "")
     assert path.read_bytes() == before
 
@@ -242,6 +244,23 @@ def test_threads_that_want_a_new_key_at_once_all_find_it(path: Path) -> None:
             list(pool.map(lambda _: client.wrap_key(Secret(b"k" * 16), f"new{number}"), range(8)))  # noqa: B023
 
 
+def test_a_reload_that_fails_is_not_taken_for_tampering_with_a_table(path: Path) -> None:
+    Keystore.create(path, PASSPHRASE, ["orders"])
+    client = load_kms_client(properties(path))
+    Keystore.add_key(path, PASSPHRASE, "new")
+    path.write_bytes(b"something else")
+    with pytest.raises(FormatError, match="not a usable keystore"):
+        client.unwrap_key(b"w" * 60, "new")
+
+
+def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for wrong in (loop, "\0", "~nobody-of-this-name/keystore"):
+        with pytest.raises(ConfigurationError):
+            Keystore.open(wrong, PASSPHRASE)
+
+
 def test_a_reload_that_fails_is_made_up_for(path: Path) -> None:
     Keystore.create(path, PASSPHRASE, ["orders"])
     client = load_kms_client(properties(path))
@@ -317,5 +336,8 @@ def test_a_missing_keystore_is_named_and_nothing_made_in_its_place(path: Path) -
 def test_arguments_of_the_wrong_kind_are_named(path: Path) -> None:
     with pytest.raises(UsageError, match="must be a list"):
         Keystore.create(path, PASSPHRASE, "orders")  # type: ignore[arg-type]
+    Keystore.create(path, PASSPHRASE, ["5"])
+    with pytest.raises(UsageError, match="must be a string that is not empty, and is 5"):
+        Keystore.add_key(path, PASSPHRASE, 5)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="must be a string, and is bytes"):
         Keystore.create(path, b"passphrase", ["orders"])  # type: ignore[arg-type]

@@ -121,3 +121,14 @@ def test_bytes_of_any_kind_are_an_answer() -> None:
     for answer in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
         assert GuardedClient(Answering(answer)).unwrap_key(b"x", "m") == Secret(b"abc")
         assert GuardedClient(Answering(answer)).generate_key("m") == (Secret(b"abc"), b"abc")
+
+
+class UnspeakableError(KmsUnavailableError):
+    def __str__(self) -> str:
+        raise ValueError("quoted key SECRET")
+
+
+def test_an_error_that_cannot_be_shown_is_an_error_all_the_same() -> None:
+    with pytest.raises(KmsError, match="UnspeakableError") as caught:
+        GuardedClient(Raising(UnspeakableError()), NO_PAUSE).wrap_key(Secret(b"k" * 16), "keyA")
+    assert "SECRET" not in str(caught.value)

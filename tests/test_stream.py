@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import array
-import concurrent.futures
 import io
 import random
+import subprocess
+import sys
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -489,26 +491,75 @@ def test_a_stream_without_a_recorded_length_needs_the_one_setting_that_admits_it
 
 def test_an_interrupted_read_ends_after_its_threads_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or they would write to the caller's buffer later, when it holds something else."""
+    monkeypatch.setattr(parallel, "_available_cores", lambda: 4)
     working: set[int] = set()
-    interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
-    real_wait = concurrent.futures.wait
-
-    def interrupted_wait(others: Any) -> Any:
-        if interrupts:
-            raise interrupts.pop()
-        return real_wait(others)
+    helping = threading.Event()
 
     def work(index: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            helping.wait(5)
+            raise KeyboardInterrupt
         working.add(index)
-        time.sleep(0.05 if index % 4 else 0)  # the calling thread has every fourth
+        helping.set()
+        time.sleep(0.1)
         working.remove(index)
 
-    monkeypatch.setattr(parallel, "_available_cores", lambda: 4)
-    monkeypatch.setattr(parallel, "wait", interrupted_wait)
     with pytest.raises(KeyboardInterrupt):
-        parallel.for_each(16, work)
+        parallel.for_each(100, work)
+    assert helping.is_set()
     assert working == set()
-    assert interrupts == []
+
+
+def test_ctrl_c_at_any_time_leaves_a_process_that_works() -> None:
+    """Real signals, at random moments of reads and writes on several threads, in a process of its own."""
+    program = """
+import random, signal, threading, time
+from pyiceberg_encryption.stream import decrypt_into, encrypt, parallel
+from tests.support import *
+parallel._available_cores = lambda: 4
+plain = pattern(8 * BLOCK)
+metadata = key_metadata()
+file = encrypt(plain, metadata)
+metadata = metadata.with_file_length(len(file))
+table = Table()
+key_id, _ = table.commit()
+keyring = table.keyring()
+interrupts = tries = 0
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+while tries < 200:
+    tries += 1
+    out = bytearray(len(plain))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.003))
+        end = time.monotonic() + 0.05  # Python drops an interrupt that strikes in a __del__
+        while time.monotonic() < end:
+            decrypt_into(file, metadata, out)
+            keyring.open_manifest_list_key(key_id)
+    except KeyboardInterrupt:
+        interrupts += 1
+    decrypt_into(file, metadata, out)
+    assert out == plain
+    keyring.open_manifest_list_key(key_id)
+print("works" if interrupts > 100 else interrupts)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout.strip() == "works", result.stderr
+
+
+def test_large_buffers_when_the_interpreter_is_about_to_end() -> None:
+    program = """
+import atexit
+from pyiceberg_encryption.stream import decrypt, encrypt
+from tests.support import *
+def at_the_end():
+    metadata, plain = key_metadata(), bytes(8 * BLOCK)
+    file = encrypt(plain, metadata)
+    print(decrypt(file, metadata.with_file_length(len(file))) == plain)
+atexit.register(at_the_end)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.strip() == "True"
 
 
 def test_an_error_in_any_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,6 +578,10 @@ def test_a_reader_that_cannot_be_made_closes_its_source() -> None:
     source = io.BytesIO(MODEL_FILE[:-1])
     with pytest.raises(IntegrityError):
         AesGcmInputStream(source, MODEL_METADATA)
+    assert source.closed
+    source = io.BytesIO(MODEL_FILE)
+    with pytest.raises(AttributeError):
+        AesGcmInputStream(source, b"key metadata that was not decoded")  # type: ignore[arg-type]
     assert source.closed
 
 

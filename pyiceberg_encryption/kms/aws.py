@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg_encryption import process
 from pyiceberg_encryption.errors import (
+    ClosedError,
     ConfigurationError,
+    EncryptionError,
     IntegrityError,
     KmsAccessDeniedError,
     KmsError,
@@ -27,6 +29,7 @@ except ImportError:
     raise ConfigurationError("AWS KMS needs boto3: pip install boto3, or this package with its extra 'aws'") from None
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Mapping
 
 # Iceberg Java: AwsProperties
@@ -114,6 +117,8 @@ ERRORS: dict[type[Exception], tuple[str, frozenset[str]]] = {
 
 
 class AwsKeyManagementClient(KeyManagementClient):
+    _lock: threading.Lock
+
     def __init__(self, properties: Mapping[str, str]) -> None:
         super().__init__(properties)
         self._algorithm = _one_of(properties, ENCRYPTION_ALGORITHM_SPEC, SYMMETRIC_DEFAULT, ENCRYPTION_ALGORITHM_SPECS)
@@ -123,7 +128,8 @@ class AwsKeyManagementClient(KeyManagementClient):
         timeout = RetryPolicy.from_properties(properties).request_timeout
         # The guard around every client retries; botocore would multiply that.
         self._config = Config(connect_timeout=timeout, read_timeout=timeout, retries={"total_max_attempts": 1})
-        self._lock = process.Lock()
+        process.give_lock(self)
+        self._closed = False
         self._kms: Any = None
         self._kms_generation = process.generation()
         self._credentials_end: datetime | None = None
@@ -151,6 +157,7 @@ class AwsKeyManagementClient(KeyManagementClient):
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             if self._kms is not None:
                 self._kms.close()
                 self._kms = None
@@ -159,6 +166,8 @@ class AwsKeyManagementClient(KeyManagementClient):
         failure: Exception
         try:
             return call(self._client())
+        except EncryptionError:
+            raise
         except botocore_errors.ClientError as error:
             failure = _translate(error)
         except (botocore_errors.NoCredentialsError, botocore_errors.PartialCredentialsError):
@@ -170,9 +179,7 @@ class AwsKeyManagementClient(KeyManagementClient):
             failure = KmsUnavailableError(
                 f"AWS KMS cannot be reached ({type(error).__name__}). Check {ENDPOINT}, {REGION}"
             )
-        except (
-            botocore_errors.BotoCoreError
-        ) as error:  # its text may quote the parameters of the call, and with them the key
+        except botocore_errors.BotoCoreError as error:  # not its text, which may quote the call and so the key
             failure = KmsError(
                 f"boto3 could not make the call ({type(error).__name__}). Check the id of the master key, "
                 f"{REGION} and the other client.* properties"
@@ -184,21 +191,31 @@ class AwsKeyManagementClient(KeyManagementClient):
     def _client(self) -> Any:
         """The boto3 client, made anew when the credentials of an assumed role come to their end."""
         with self._lock:
-            end, made_in = self._credentials_end, self._kms_generation
-            ended = end is not None and datetime.now(timezone.utc) > end - ROLE_RENEWAL
-            if self._kms is None or ended or made_in != process.generation():  # a fork would share its connections
-                session = boto3.Session(
-                    profile_name=self.properties.get(PROFILE_NAME),
-                    region_name=self.properties.get(REGION),
-                    aws_access_key_id=self.properties.get(ACCESS_KEY_ID),
-                    aws_secret_access_key=self.properties.get(SECRET_ACCESS_KEY),
-                    aws_session_token=self.properties.get(SESSION_TOKEN),
-                )
-                if ROLE_ARN in self.properties:
-                    session = self._assume_role(session)
-                self._kms_generation = process.generation()
-                self._kms = session.client("kms", endpoint_url=self.properties.get(ENDPOINT), config=self._config)
+            if self._closed:
+                raise ClosedError("this KMS client is closed")
+            now = datetime.now(timezone.utc)
+            if self._kms is None or self._kms_generation != process.generation():  # a fork would share its connections
+                self._connect()
+            elif self._credentials_end is not None and now > self._credentials_end - ROLE_RENEWAL:
+                try:
+                    self._connect()
+                except (botocore_errors.ClientError, botocore_errors.BotoCoreError):
+                    if now > self._credentials_end:
+                        raise
             return self._kms
+
+    def _connect(self) -> None:
+        session = boto3.Session(
+            profile_name=self.properties.get(PROFILE_NAME),
+            region_name=self.properties.get(REGION),
+            aws_access_key_id=self.properties.get(ACCESS_KEY_ID),
+            aws_secret_access_key=self.properties.get(SECRET_ACCESS_KEY),
+            aws_session_token=self.properties.get(SESSION_TOKEN),
+        )
+        if ROLE_ARN in self.properties:
+            session = self._assume_role(session)
+        self._kms = session.client("kms", endpoint_url=self.properties.get(ENDPOINT), config=self._config)
+        self._kms_generation = process.generation()
 
     def _assume_role(self, session: boto3.Session) -> boto3.Session:
         credentials = session.client("sts", config=self._config).assume_role(

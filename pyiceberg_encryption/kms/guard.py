@@ -6,6 +6,7 @@ is a key.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -126,8 +127,9 @@ class GuardedClient:
         )
 
     def _translated(self, error: BaseException, failed: str) -> EncryptionError:
-        if isinstance(error, EncryptionError):
-            return _own_type(error)(f"{failed}: {error}")
+        with contextlib.suppress(Exception):  # a message that cannot be made
+            if isinstance(error, EncryptionError):
+                return _own_type(error)(f"{failed}: {error}")
         return KmsError(f"{failed}: {type(self._client).__name__} raised {described(error)}")
 
 

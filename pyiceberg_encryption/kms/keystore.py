@@ -106,8 +106,8 @@ class Keystore:
         return f"Keystore({str(self.path)!r}, key ids {sorted(self.keys)})"
 
     def _generate(self, key_id: str, entropy: Callable[[int], bytes]) -> None:
-        if not key_id:
-            raise UsageError("A master key needs an id")
+        if not isinstance(key_id, str) or not key_id:  # JSON would make a string of a number
+            raise UsageError(f"The id of a master key must be a string that is not empty, and is {key_id!r}")
         if key_id in self.keys:
             raise UsageError(
                 f"{self.path} has a master key {key_id!r} already; a new one of that name would orphan data"
@@ -125,7 +125,10 @@ class Keystore:
             "memory-kib": MEMORY_KIB,
         }
         sealed = AesGcm(_derive_key(header, passphrase), entropy).seal(self._encoded().expose(), _header_aad(header))
-        _replace(self.path, json.dumps({**header, "keys": _to_base64(sealed)}, indent=2).encode() + b"\n")
+        data = json.dumps({**header, "keys": _to_base64(sealed)}, indent=2).encode() + b"\n"
+        if len(data) > MAX_FILE_LENGTH:
+            raise UsageError(f"{self.path} would become larger than {MAX_FILE_LENGTH} bytes, and could not be opened")
+        _replace(self.path, data)
 
     def _encoded(self) -> Secret:
         return Secret(json.dumps({key_id: _to_base64(key.expose()) for key_id, key in self.keys.items()}).encode())
@@ -216,7 +219,10 @@ def _missing(path: Path) -> ConfigurationError:
 
 def _resolved(path: str | Path) -> Path:
     """The file itself, so that one that is reached by a link is locked and replaced where it lies."""
-    return Path(path).expanduser().resolve()
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be the path of a keystore: {error}") from None
 
 
 @contextlib.contextmanager
@@ -225,6 +231,8 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         with FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_SECONDS, mode=0o600):
             yield
+    except PermissionError as error:
+        raise UsageError(f"{path} cannot be written to by this user: {error}") from None
     except Timeout:
         raise UsageError(f"Another process has been writing to {path} for {LOCK_TIMEOUT_SECONDS:g} s") from None
 
@@ -238,9 +246,9 @@ def _replace(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            shutil.copymode(path, temporary)
             if hasattr(os, "chown"):
                 os.chown(temporary, -1, path.stat().st_gid)
+            shutil.copymode(path, temporary)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

@@ -12,6 +12,7 @@ from pyiceberg_encryption.kms.master_keys import MasterKeyClient
 from pyiceberg_encryption.secret import Secret
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Mapping
 
 KEYSTORE = "kms.local.keystore"
@@ -20,12 +21,14 @@ PASSPHRASE_FILE = "kms.local.passphrase-file"
 
 
 class LocalKeyManagementClient(MasterKeyClient):
+    _lock: threading.Lock
+
     def __init__(self, properties: Mapping[str, str]) -> None:
         if not properties.get(KEYSTORE):
             raise ConfigurationError(f"Set {KEYSTORE} to the path of a keystore file")
-        self._path = Path(properties[KEYSTORE]).expanduser()
+        self._path = Path(properties[KEYSTORE]).expanduser().absolute()
         self._passphrase = _passphrase(properties)
-        self._lock = process.Lock()
+        process.give_lock(self)
         self._read_from = self._identity()
         super().__init__(properties, Keystore.open(self._path, self._passphrase).keys)
         self.where = f"keystore {self._path}"
@@ -34,7 +37,7 @@ class LocalKeyManagementClient(MasterKeyClient):
         """A key that is missing may have been added since: by another process, or after this one started."""
         with self._lock:
             found = self._identity()
-            if key_id not in self._master_keys and found != self._read_from:
+            if not self._closed and key_id not in self._master_keys and found != self._read_from:
                 self._master_keys.update(Keystore.open(self._path, self._passphrase).keys)
                 self._read_from = found
         return super()._master_key(key_id)

@@ -29,8 +29,9 @@ class MasterKeyClient(KeyManagementClient):
         return AesGcm(self._master_key(wrapping_key_id)).seal(key)
 
     def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> bytes:
+        master_key = self._master_key(wrapping_key_id)
         try:
-            return AesGcm(self._master_key(wrapping_key_id)).open(wrapped_key)
+            return AesGcm(master_key).open(wrapped_key)
         except (IntegrityError, FormatError):
             raise IntegrityError(
                 f"A key is not one that master key {wrapping_key_id!r} wrapped: the table's metadata was changed, or "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import operator
 import os
@@ -48,9 +49,12 @@ class AesGcmInputStream(io.BufferedIOBase):
         try:
             self._length = _checked_length(key_metadata.file_length, self._source.length, allow_unrecorded_length)
             self._cipher = BlockCipher(key_metadata)
-        except EncryptionError as error:
-            self._source.close()
-            raise type(error)(f"{self._location}: {error}") from None
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                self._source.close()
+            if isinstance(error, EncryptionError):
+                raise type(error)(f"{self._location}: {error}") from None
+            raise
         self._position = 0
         self._header_verified = False
         self._cached = memoryview(b"")  # one opened block, for reads that touch only a part of it

@@ -76,7 +76,8 @@ class AesGcmOutputStream(io.BufferedIOBase):
     def key_metadata(self) -> StandardKeyMetadata:
         """The key metadata to store for this file, with its encrypted length."""
         if not self._complete:
-            advice = "it was discarded or failed; write the file anew" if self._closed else "close it first"
+            over = self._closed or self._failed
+            advice = "it was discarded or failed; write the file anew" if over else "close it first"
             raise UsageError(f"{self._location}: an incomplete stream has no key metadata to store: {advice}")
         return self._key_metadata.with_file_length(layout.encrypted_length(self._position))
 
@@ -128,7 +129,7 @@ class AesGcmOutputStream(io.BufferedIOBase):
         self._release()
 
     def discard(self) -> None:
-        """Gives up: closes the sink, but leaves in it nothing that reads as a complete stream."""
+        """Gives up: closes the sink. What it holds does not read as a complete stream, unless `close` sent it all."""
         if self._closed:
             return
         self._release()

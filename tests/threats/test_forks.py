@@ -99,19 +99,21 @@ def test_24_a_child_that_drops_a_writer_leaves_the_file_to_its_parent() -> None:
     output = run("""
 import tempfile
 path = tempfile.mktemp()
-writer = AesGcmOutputStream(open(path, "wb", buffering=0), key_metadata())
+sink = open(path, "wb", buffering=0)
+writer = AesGcmOutputStream(sink, key_metadata())
 writer.write(bytes(BLOCK))
 def drop():
     global writer
     del writer
-in_child(drop)
+    return sink.closed
+print(in_child(drop))
 writer.write(b"more")
 writer.close()
 from pyiceberg_encryption.stream import decrypt
 print(len(decrypt(open(path, "rb").read(), writer.key_metadata)))
 os.unlink(path)
 """)
-    assert output == str(BLOCK + 4)
+    assert output.split() == ["False", str(BLOCK + 4)]
 
 
 def test_24_threads_for_large_buffers_start_anew_in_a_child() -> None:

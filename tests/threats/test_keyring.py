@@ -87,6 +87,13 @@ def test_16_timestamp_edited_to_keep_an_old_kek_alive(table: Table) -> None:
     assert_refused_for_reading(table, rejuvenated, table.snapshot_key_ids[0], KEY_TIMESTAMP)
 
 
+def test_16_timestamp_dated_back(table: Table) -> None:
+    """So that the KEK looks too old, and a new one is made over the change."""
+    for timestamp in ("1", str(int(table.clock.seconds * 1000) - 2 * KEK_LIFESPAN_DAYS_DEFAULT * DAY * 1000)):
+        assert_refused_for_writing(table, with_timestamp(table, timestamp), table.keks[0].key_id)
+        assert_refused_for_reading(table, with_timestamp(table, timestamp), table.snapshot_key_ids[0], KEY_TIMESTAMP)
+
+
 def test_16_timestamp_dated_into_the_future(table: Table) -> None:
     future = int(table.clock.seconds * 1000) + 365 * DAY * 1000
     assert_refused_for_writing(table, with_timestamp(table, str(future)), table.keks[0].key_id)

@@ -64,7 +64,7 @@ def test_19_kms_does_not_answer() -> None:
     start = time.monotonic()
     with pytest.raises(KmsUnavailableError, match=r"no answer within 0\.05 s"):
         keyring.seal_manifest_list_key(keyring.new_key_metadata().with_file_length(50))
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 0.9  # two tries of 0.05 s
     assert keyring.added == ()
     hanging.set()
 

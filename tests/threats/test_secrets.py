@@ -11,6 +11,7 @@ import os
 import pickle
 import tempfile
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +176,24 @@ def test_22_tracebacks_with_the_values_of_variables() -> None:
         lambda: table.keyring().seal_manifest_list_key(StandardKeyMetadata(Secret(KEY))),
     ]
     for call in calls:
+        assert_no_key_in(traceback_of(call))
+
+
+def test_22_tracebacks_of_a_keyring_whose_metadata_was_changed() -> None:
+    kms = GuardedClient(RecordingClient(), NO_PAUSE)
+    drawn = iter([KEY])  # the KEK; all else is random
+    keyring = Keyring(
+        [], master_key_id="keyA", kek_cache=KekCache(kms), entropy=lambda length: next(drawn, os.urandom(length))
+    )
+    key_id = keyring.seal_manifest_list_key(METADATA)
+    kek_entry, entry = keyring.added
+    changed = replace(entry, encrypted_key_metadata=entry.encrypted_key_metadata[:-1] + b"x")
+    reader = Keyring([kek_entry, changed], master_key_id="keyA", kek_cache=KekCache(kms))
+    for call in (
+        lambda: reader.open_manifest_list_key(key_id),
+        lambda: reader.seal_manifest_list_key(METADATA),
+        lambda: reader.open_manifest_list_key(kek_entry.key_id),
+    ):
         assert_no_key_in(traceback_of(call))
 
 

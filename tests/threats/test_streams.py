@@ -79,9 +79,10 @@ def test_01_a_failed_block_is_not_served_from_the_cache_afterwards() -> None:
         assert stream.tell() == 0
 
 
-def test_02_blocks_swapped() -> None:
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (0, 2), (1, 2)])
+def test_02_blocks_swapped(one: int, other: int) -> None:
     file = bytearray(FILE)
-    file[cipher_block(0)], file[cipher_block(1)] = FILE[cipher_block(1)], FILE[cipher_block(0)]
+    file[cipher_block(one)], file[cipher_block(other)] = FILE[cipher_block(other)], FILE[cipher_block(one)]
     assert_refused(bytes(file), METADATA)
 
 
