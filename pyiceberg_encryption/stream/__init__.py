@@ -9,7 +9,7 @@ from pyiceberg_encryption.errors import UsageError
 from pyiceberg_encryption.stream import layout
 from pyiceberg_encryption.stream.blocks import BlockCipher
 from pyiceberg_encryption.stream.layout import encrypted_length, plain_length
-from pyiceberg_encryption.stream.reader import AesGcmInputStream, filled_bytes
+from pyiceberg_encryption.stream.reader import AesGcmInputStream
 from pyiceberg_encryption.stream.writer import AesGcmOutputStream
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def encrypt(
 ) -> bytes:
     """A whole file, encrypted. Store its key metadata with `key_metadata.with_file_length(len(result))`."""
     plain = memoryview(plaintext).cast("B")
-    return filled_bytes(
-        encrypted_length(len(plain)), lambda out: encrypt_into(plain, key_metadata, out, entropy=entropy)
-    )
+    out = bytearray(encrypted_length(len(plain)))
+    encrypt_into(plain, key_metadata, out, entropy=entropy)
+    return bytes(out)
 
 
 def encrypt_into(

@@ -52,11 +52,11 @@ class BlockCipher:
         """The one block of a small stream. For some KiB this is quicker than sealing in place."""
         return self._cipher.seal(plain, self._aad(0))
 
-    def open_only_block(self, sealed: memoryview) -> bytes:
+    def open_as_bytes(self, block: int, sealed: memoryview) -> bytes:
         try:
-            return self._cipher.open(sealed, self._aad(0))
+            return self._cipher.open(sealed, self._aad(block))
         except IntegrityError as error:
-            raise _in_block(0, error) from None
+            raise _in_block(block, error) from None
 
     def _open_block(self, block: int, sealed: memoryview, plain: memoryview) -> None:
         try:

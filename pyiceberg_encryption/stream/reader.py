@@ -16,8 +16,6 @@ from pyiceberg_encryption.stream.blocks import BlockCipher
 from pyiceberg_encryption.stream.files import check_is_binary, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import Buffer
 
     from pyiceberg_encryption.key_metadata import StandardKeyMetadata
@@ -105,10 +103,12 @@ class AesGcmInputStream(io.BufferedIOBase):
         offset = start - self._cached_block * layout.PLAIN_BLOCK_LENGTH
         if self._cached_block >= 0 and offset >= 0 and offset + count <= len(self._cached):
             data = bytes(self._cached[offset : offset + count])
-        elif count == self._length <= layout.PLAIN_BLOCK_LENGTH:
-            data = self._open_only_block()
+        elif self._is_whole_block(start, count):
+            data = self._open_whole_block(start // layout.PLAIN_BLOCK_LENGTH)
         else:
-            data = filled_bytes(count, self._fill)
+            filled = bytearray(count)
+            self._fill(memoryview(filled))
+            data = bytes(filled)
         self._position = stop
         return data
 
@@ -188,9 +188,15 @@ class AesGcmInputStream(io.BufferedIOBase):
         self._open_blocks(block, 1, self._cached)
         self._cached_block = block
 
-    def _open_only_block(self) -> bytes:
+    def _is_whole_block(self, start: int, count: int) -> bool:
+        block, offset = divmod(start, layout.PLAIN_BLOCK_LENGTH)
+        return offset == 0 and count == layout.block_length(block, self._length)
+
+    def _open_whole_block(self, block: int) -> bytes:
+        """With one copy less than into a buffer."""
         try:
-            return self._cipher.open_only_block(self._fetch(0, self._length + OVERHEAD))
+            length = layout.block_length(block, self._length) + OVERHEAD
+            return self._cipher.open_as_bytes(block, self._fetch(block, length))
         except IntegrityError as error:
             raise self._located(error) from None
 
@@ -323,16 +329,3 @@ class _File:
     def close(self) -> None:
         self._buffer = bytearray()
         self._file.close()
-
-
-class _Filling(io.BytesIO):
-    def __del__(self) -> None:
-        """Not to be closed by the collector, while an error's traceback still holds views of it."""
-
-
-def filled_bytes(length: int, fill: Callable[[memoryview], None]) -> bytes:
-    """Bytes made by `fill` in place. BytesIO hands out the object that it was filled in, without a copy."""
-    made = _Filling(bytes(length))
-    with made.getbuffer() as view:
-        fill(view)
-    return made.getvalue()
