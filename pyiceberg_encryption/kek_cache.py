@@ -40,8 +40,9 @@ class _Flight:
 class KekCache:
     """The KEKs of all tables under one KMS client: make one, and share it between keyrings.
 
-    It is safe to use from several threads, and across a fork.
-    However many threads ask for a KEK at once, the KMS is called once, and all of them get its answer or its error.
+    It is safe to use from several threads, and across a fork. However many threads ask for a KEK at once, the KMS is
+    called once, and all of them get its answer or its error.
+
     Entries are found by the wrapped bytes and the master key, not by the KEK's id: who can change a table's metadata
     cannot make an id stand for another table's KEK.
     """

@@ -74,29 +74,9 @@ class StreamBenchmark {
     return new AesGcmInputStream(new Source(), plain.length + blocks * 28 + 8, KEY, AAD_PREFIX);
   }
 
-  private static class Sink extends PositionOutputStream {
-    private int position = 0;
-
-    @Override
-    public long getPos() {
-      return position;
-    }
-
-    @Override
-    public void write(int b) {
-      encrypted[position++] = (byte) b;
-    }
-
-    @Override
-    public void write(byte[] bytes, int offset, int length) {
-      System.arraycopy(bytes, offset, encrypted, position, length);
-      position += length;
-    }
-  }
-
   /** A sink that costs nothing. */
   private static class Nowhere extends PositionOutputStream {
-    private long position = 0;
+    protected int position = 0;
 
     @Override
     public long getPos() {
@@ -111,6 +91,20 @@ class StreamBenchmark {
     @Override
     public void write(byte[] bytes, int offset, int length) {
       position += length;
+    }
+  }
+
+  private static class Sink extends Nowhere {
+    @Override
+    public void write(int b) {
+      encrypted[position] = (byte) b;
+      super.write(b);
+    }
+
+    @Override
+    public void write(byte[] bytes, int offset, int length) {
+      System.arraycopy(bytes, offset, encrypted, position, length);
+      super.write(bytes, offset, length);
     }
   }
 

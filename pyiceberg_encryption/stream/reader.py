@@ -213,13 +213,12 @@ class AesGcmInputStream(io.BufferedIOBase):
         """The sealed blocks from `first` on, and in the same request the header where it lies before them."""
         header = layout.HEADER_LENGTH
         try:
-            if self._header_verified:
-                return self._source.fetch(layout.block_start(first), length)
-            if first == 0:
-                start = self._source.fetch(0, header + length)
-                self._verify_header(start[:header])
-                return start[header:]
-            self._verify_header(self._source.fetch(0, header))
+            if not self._header_verified:
+                if first == 0:
+                    start = self._source.fetch(0, header + length)
+                    self._verify_header(start[:header])
+                    return start[header:]
+                self._verify_header(self._source.fetch(0, header))
             return self._source.fetch(layout.block_start(first), length)
         except EOFError:
             raise IntegrityError("it became shorter while it was read") from None
