@@ -1,0 +1,61 @@
+"""Catalogs whose tables can be encrypted: those of PyIceberg, with the same properties and some more."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, cast
+
+from pyiceberg.catalog import PY_CATALOG_IMPL, TYPE, CatalogType, infer_catalog_type
+from pyiceberg.utils.config import Config, merge_config
+
+from pyiceberg_encryption.catalogs.base import EncryptingCatalog
+from pyiceberg_encryption.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyiceberg.typedef import RecursiveDict
+
+_CATALOGS = {
+    CatalogType.SQL: "pyiceberg_encryption.catalogs.sql.SqlCatalog",
+    CatalogType.IN_MEMORY: "pyiceberg_encryption.catalogs.sql.InMemoryCatalog",
+    CatalogType.HIVE: "pyiceberg_encryption.catalogs.hive.HiveCatalog",
+}
+
+__all__ = ["EncryptingCatalog", "load_catalog"]
+
+
+def load_catalog(name: str | None = None, **properties: str | None) -> EncryptingCatalog:
+    """As PyIceberg's `load_catalog`, from the same configuration, but tables of the catalog can be encrypted."""
+    config = Config()
+    name = name or config.get_default_catalog_name()
+    merged: dict[str, Any] = merge_config(config.get_catalog_config(name) or {}, cast("RecursiveDict", properties))
+    implementation = merged.pop(PY_CATALOG_IMPL, None)
+    if implementation is None:
+        kind = _catalog_type(name, merged)
+        if kind not in _CATALOGS:
+            raise ConfigurationError(
+                f"Catalog {name!r} is of type {kind.value}, whose tables cannot be encrypted yet; these can: "
+                f"{', '.join(known.value for known in _CATALOGS)}"
+            )
+        implementation = _CATALOGS[kind]
+    module, _, class_name = str(implementation).rpartition(".")
+    try:
+        catalog_class = getattr(importlib.import_module(module), class_name)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise ConfigurationError(f"The catalog {implementation} cannot be imported: {error}") from None
+    if not (isinstance(catalog_class, type) and issubclass(catalog_class, EncryptingCatalog)):
+        raise ConfigurationError(
+            f"{PY_CATALOG_IMPL} is {implementation}, whose tables would not be encrypted. Take one of "
+            f"{', '.join(_CATALOGS.values())}, or a subclass of EncryptingCatalog"
+        )
+    return catalog_class(name, **merged)
+
+
+def _catalog_type(name: str, properties: dict[str, Any]) -> CatalogType:
+    given = properties.get(TYPE)
+    if given is None:
+        kind = infer_catalog_type(name, properties)
+    else:
+        kind = next((known for known in CatalogType if known.value == str(given).lower()), None)
+    if kind is None:
+        raise ConfigurationError(f"Catalog {name!r} is of an unknown type: {given!r}")
+    return kind

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.catalog import ICEBERG, METADATA_LOCATION, TABLE_TYPE
+from pyiceberg.catalog.hive import HiveCatalog as PyIcebergHiveCatalog
+from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchPropertyException
+
+from pyiceberg_encryption.catalogs.base import EncryptingCatalog, Vouched
+from pyiceberg_encryption.table import policy
+from pyiceberg_encryption.table.metadata_files import hive_hash
+from pyiceberg_encryption.table.metadata_json import to_json
+from pyiceberg_encryption.table.table import StagedTable
+
+if TYPE_CHECKING:
+    from hive_metastore.ttypes import Table as HiveTable
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.typedef import Identifier
+
+METADATA_HASH = "metadata_hash"  # Iceberg Java: BaseMetastoreTableOperations.METADATA_HASH_PROP
+
+
+class HiveCatalog(EncryptingCatalog, PyIcebergHiveCatalog):
+    """Tables in a Hive metastore, which keeps their key id and a hash of their metadata, as Iceberg Java does."""
+
+    def _convert_hive_into_iceberg(self, table: HiveTable) -> Table:
+        name = f"{table.dbName}.{table.tableName}"
+        parameters: dict[str, str] = table.parameters or {}
+        if parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
+            raise NoSuchIcebergTableError(
+                f"{name} is not an Iceberg table: {TABLE_TYPE} is {parameters.get(TABLE_TYPE)!r}"
+            )
+        if not parameters.get(METADATA_LOCATION):
+            raise NoSuchPropertyException(f"{name} has no {METADATA_LOCATION}")
+        vouched = Vouched(
+            parameters.get(policy.KEY_ID), parameters.get(policy.DATA_KEY_LENGTH), parameters.get(METADATA_HASH)
+        )
+        return self._load((table.dbName, table.tableName), parameters[METADATA_LOCATION], vouched)
+
+    def _convert_iceberg_into_hive(self, table: Table) -> HiveTable:
+        hive_table = super()._convert_iceberg_into_hive(table)
+        hive_table.parameters |= _hash_parameter(table.metadata)
+        return hive_table
+
+    def _staged(self, identifier: Identifier, metadata: TableMetadata, location: str) -> StagedTable:
+        return _StagedHiveTable(identifier, metadata, location, self._io(metadata, location), self)
+
+
+class _StagedHiveTable(StagedTable):
+    @property
+    def properties(self) -> dict[str, Any]:
+        """What PyIceberg copies into the metastore when it commits."""
+        return {**self.metadata.properties, **_hash_parameter(self.metadata)}
+
+
+def _hash_parameter(metadata: TableMetadata) -> dict[str, str]:
+    return {METADATA_HASH: hive_hash(to_json(metadata))} if metadata.properties.get(policy.KEY_ID) else {}

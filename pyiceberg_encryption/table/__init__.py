@@ -1,0 +1,1 @@
+"""PyIceberg's tables on format V3, encrypted."""

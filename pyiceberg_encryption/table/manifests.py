@@ -1,0 +1,337 @@
+"""Manifests and manifest lists of format V3, encrypted or not, on PyIceberg's Avro code.
+
+PyIceberg resolves the same Avro schemas again for each file, which takes most of the time of planning. Here what was
+resolved once is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pyiceberg.avro.codecs import AVRO_CODEC_KEY, CODEC_MAPPING_ICEBERG_TO_AVRO
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.file import (
+    _SCHEMA_KEY,
+    MAGIC,
+    META_SCHEMA,
+    SYNC_SIZE,
+    AvroFileHeader,
+    AvroOutputFile,
+)
+from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_reader
+from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
+    MANIFEST_ENTRY_SCHEMAS,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    UNASSIGNED_SEQ,
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestListWriter,
+    ManifestListWriterV2,
+    ManifestWriterV2,
+    PartitionFieldSummary,
+    _inherit_from_manifest,
+    data_file_with_partition,
+    manifest_entry_schema_with_data_file,
+)
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import Record
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+from pyiceberg_encryption.errors import FormatError
+from pyiceberg_encryption.table.file_io import EncryptedOutputFile, FileKey, checked_key, manifest_list_key, read_whole
+from pyiceberg_encryption.table.models import key_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from pyiceberg.avro.codecs import AvroCompressionCodec
+    from pyiceberg.avro.reader import Reader
+    from pyiceberg.avro.writer import Writer
+    from pyiceberg.io import FileIO, OutputFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.typedef import TableVersion
+    from pyiceberg.types import StructType
+
+VERSION: TableVersion = 3
+RECORDS_PER_BLOCK = 1000
+
+_DATA_FILE_FIELDS = [field.name for field in DATA_FILE_TYPE[VERSION].fields]
+CONTENT = _DATA_FILE_FIELDS.index("content")
+KEY_METADATA = _DATA_FILE_FIELDS.index("key_metadata")
+FIRST_ROW_ID = _DATA_FILE_FIELDS.index("first_row_id")
+REFERENCED_DATA_FILE = _DATA_FILE_FIELDS.index("referenced_data_file")
+CONTENT_OFFSET = _DATA_FILE_FIELDS.index("content_offset")
+CONTENT_SIZE = _DATA_FILE_FIELDS.index("content_size_in_bytes")
+
+_MANIFEST_FIELDS = [field.name for field in MANIFEST_LIST_FILE_SCHEMAS[VERSION].fields]
+_MANIFEST_KEY_METADATA = _MANIFEST_FIELDS.index("key_metadata")
+_MANIFEST_FIRST_ROW_ID = _MANIFEST_FIELDS.index("first_row_id")
+
+
+def file_key(file: DataFile) -> FileKey | None:
+    return checked_key(file.file_path, file.key_metadata)
+
+
+class V3DataFile(DataFile):
+    """A data or delete file as a manifest lists it, with what it inherits from its entry and the manifest."""
+
+    sequence_number: int | None = None
+
+    @property
+    def first_row_id(self) -> int | None:
+        value: int | None = self[FIRST_ROW_ID]
+        return value
+
+    @property
+    def referenced_data_file(self) -> str | None:
+        value: str | None = self[REFERENCED_DATA_FILE]
+        return value
+
+    @property
+    def content_range(self) -> tuple[int, int]:
+        """Where in its file a deletion vector lies."""
+        offset, size = self[CONTENT_OFFSET], self[CONTENT_SIZE]
+        if offset is None or size is None or offset < 0 or not 0 <= size <= self.file_size_in_bytes:
+            raise FormatError(f"{self.file_path}: a deletion vector has no valid place in its file")
+        return offset, size
+
+
+class V3ManifestFile(ManifestFile):
+    """A line of a manifest list."""
+
+    @property
+    def first_row_id(self) -> int | None:
+        value: int | None = self[_MANIFEST_FIRST_ROW_ID]
+        return value
+
+    def fetch_manifest_entry(self, io: FileIO, discard_deleted: bool = True) -> list[ManifestEntry]:
+        data = read_whole(io, self.manifest_path, checked_key(self.manifest_path, self.key_metadata))
+        entries: list[ManifestEntry] = []
+        next_row_id = self.first_row_id
+        is_committed = self.sequence_number != UNASSIGNED_SEQ
+        has_rows = self.content == ManifestContent.DATA
+        for entry in _read(data, _entry_reader, self.manifest_path):
+            _inherit_from_manifest(entry, self)
+            file = entry.data_file
+            file[KEY_METADATA] = file_key(file)
+            file.sequence_number = entry.sequence_number
+            if has_rows and entry.status != ManifestEntryStatus.DELETED:
+                if next_row_id is None and is_committed:
+                    file[FIRST_ROW_ID] = None  # of a table that was below V3, and was not written to since
+                elif next_row_id is not None and file[FIRST_ROW_ID] is None:
+                    file[FIRST_ROW_ID] = next_row_id
+                    next_row_id += file.record_count
+            if not discard_deleted or entry.status != ManifestEntryStatus.DELETED:
+                entries.append(entry)
+        return entries
+
+
+class V3Snapshot(Snapshot):
+    def manifests(self, io: FileIO) -> list[ManifestFile]:
+        """Not through PyIceberg's process-wide cache, since what is read here holds keys."""
+        key = manifest_list_key(io, self.manifest_list, key_id(self))
+        manifests = list(_read(read_whole(io, self.manifest_list, key), _list_reader, self.manifest_list))
+        for manifest in manifests:
+            manifest[_MANIFEST_KEY_METADATA] = checked_key(manifest.manifest_path, manifest.key_metadata)
+        return manifests
+
+
+def with_v3_snapshots(metadata: TableMetadata) -> TableMetadata:
+    """The same metadata, with snapshots that can find their keys."""
+    if metadata.format_version < VERSION:
+        return metadata
+    snapshots = [
+        snapshot if isinstance(snapshot, V3Snapshot) else V3Snapshot.model_construct(**dict(snapshot))
+        for snapshot in metadata.snapshots
+    ]
+    return metadata.model_copy(update={"snapshots": snapshots})
+
+
+def _read(data: bytes, reader_of: Any, location: str) -> Iterator[Any]:
+    decoder = new_decoder(data)
+    try:
+        header = _header_reader().read(decoder)
+        if header.magic != b"Obj\x01":
+            raise ValueError("no Avro file")
+        reader = reader_of(header.meta["avro.schema"])
+        codec = header.compression_codec()
+    except (EOFError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{location} is not a manifest or manifest list: {error}") from None
+    while decoder.tell() < len(data):
+        count = decoder.read_int()
+        block = decoder.read_bytes()
+        in_block = new_decoder(codec.decompress(block) if codec else block)
+        for _ in range(count):
+            yield reader.read(in_block)
+        if decoder.read(SYNC_SIZE) != header.sync:
+            raise FormatError(f"{location} has a block without its sync marker")
+
+
+@lru_cache(maxsize=1)
+def _header_reader() -> Reader:
+    return construct_reader(META_SCHEMA, {-1: AvroFileHeader})
+
+
+@lru_cache(maxsize=256)
+def _entry_reader(avro_schema: str) -> Reader:
+    return resolve_reader(
+        AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
+        MANIFEST_ENTRY_SCHEMAS[VERSION],
+        read_types={-1: ManifestEntry, 2: V3DataFile},
+        read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+    )
+
+
+@lru_cache(maxsize=16)
+def _list_reader(avro_schema: str) -> Reader:
+    return resolve_reader(
+        AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
+        MANIFEST_LIST_FILE_SCHEMAS[VERSION],
+        read_types={-1: V3ManifestFile, 508: PartitionFieldSummary},
+        read_enums={517: ManifestContent},
+    )
+
+
+class _AvroSchema(NamedTuple):
+    """What has to be known to write files of one schema."""
+
+    name: str
+    schema: Schema
+    writer: Writer
+    json: str
+
+    @classmethod
+    def of(cls, name: str, schema: Schema) -> _AvroSchema:
+        avro = AvroSchemaConversion().iceberg_to_avro(schema, schema_name=name)
+        return cls(name, schema, construct_writer(schema), json.dumps(avro))
+
+
+@lru_cache(maxsize=256)
+def _entry_schema(partition_type: StructType) -> _AvroSchema:
+    data_file = data_file_with_partition(partition_type, VERSION)
+    return _AvroSchema.of("manifest_entry", manifest_entry_schema_with_data_file(VERSION, data_file))
+
+
+@lru_cache(maxsize=1)
+def _list_schema() -> _AvroSchema:
+    return _AvroSchema.of("manifest_file", MANIFEST_LIST_FILE_SCHEMAS[VERSION])
+
+
+class _AvroFile(AvroOutputFile[Any]):
+    """Collects what it is given into blocks of many records, where PyIceberg makes a block for each."""
+
+    def __init__(self, output_file: OutputFile, schema: _AvroSchema, metadata: dict[str, str]) -> None:
+        # The parent's constructor would resolve the schema once more.
+        self.output_file = output_file
+        self.file_schema = schema.schema
+        self.schema_name = schema.name
+        self.metadata = metadata
+        self.sync_bytes = os.urandom(SYNC_SIZE)
+        self.writer = schema.writer
+        self._schema_json = schema.json
+        self._pending: list[Any] = []
+
+    def _write_header(self) -> None:
+        codec = self.metadata[AVRO_CODEC_KEY]
+        avro = {_SCHEMA_KEY: self._schema_json, AVRO_CODEC_KEY: CODEC_MAPPING_ICEBERG_TO_AVRO.get(codec, codec)}
+        _header_writer().write(self.encoder, AvroFileHeader(MAGIC, {**self.metadata, **avro}, self.sync_bytes))
+
+    def write_block(self, objects: list[Any]) -> None:
+        self._pending += objects
+        if len(self._pending) >= RECORDS_PER_BLOCK:
+            self._write_pending()
+
+    def __exit__(
+        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
+    ) -> None:
+        if exctype is None and self._pending:
+            self._write_pending()
+        super().__exit__(exctype, excinst, exctb)
+
+    def _write_pending(self) -> None:
+        super().write_block(self._pending)
+        self._pending = []
+
+
+class V3ManifestWriter(ManifestWriterV2):
+    @property
+    def version(self) -> TableVersion:
+        return VERSION
+
+    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+        return _AvroFile(self._output_file, _entry_schema(self._spec.partition_type(self._schema)), self._meta)
+
+    def prepare_entry(self, entry: ManifestEntry) -> ManifestEntry:
+        entry = super().prepare_entry(entry)
+        file = _padded(V3DataFile, entry.data_file, len(_DATA_FILE_FIELDS))
+        file[KEY_METADATA] = _encoded(file[KEY_METADATA])
+        if entry.status == ManifestEntryStatus.ADDED:
+            file[FIRST_ROW_ID] = None  # to be inherited from the manifest list
+        return ManifestEntry(*(entry[position] for position in range(len(entry) - 1)), file)
+
+    def to_manifest_file(self) -> ManifestFile:
+        manifest = _padded(V3ManifestFile, super().to_manifest_file(), len(_MANIFEST_FIELDS))
+        if isinstance(self._output_file, EncryptedOutputFile):
+            manifest[_MANIFEST_KEY_METADATA] = self._output_file.key()
+        return manifest
+
+
+class V3ManifestListWriter(ManifestListWriterV2):
+    """Gives row ids to the manifests that have none yet."""
+
+    def __init__(
+        self,
+        output_file: OutputFile,
+        snapshot_id: int,
+        parent_snapshot_id: int | None,
+        sequence_number: int,
+        first_row_id: int,
+        compression: AvroCompressionCodec,
+    ) -> None:
+        super().__init__(output_file, snapshot_id, parent_snapshot_id, sequence_number, compression)
+        self._format_version = VERSION
+        self._meta |= {"format-version": str(VERSION), "first-row-id": str(first_row_id)}
+        self.next_row_id = first_row_id
+
+    def __enter__(self) -> ManifestListWriter:
+        self._writer = _AvroFile(self._output_file, _list_schema(), self._meta)
+        self._writer.__enter__()
+        return self
+
+    def prepare_manifest(self, manifest_file: ManifestFile) -> ManifestFile:
+        manifest = _padded(V3ManifestFile, super().prepare_manifest(manifest_file), len(_MANIFEST_FIELDS))
+        manifest[_MANIFEST_KEY_METADATA] = _encoded(manifest.key_metadata)
+        if manifest.content == ManifestContent.DATA and manifest.first_row_id is None:
+            manifest[_MANIFEST_FIRST_ROW_ID] = self.next_row_id
+            # Iceberg Java: room for existing rows too, since those of a table from before V3 have no ids
+            self.next_row_id += (manifest.existing_rows_count or 0) + (manifest.added_rows_count or 0)
+        return manifest
+
+
+R = TypeVar("R", bound=Record)
+
+
+def _padded(kind: type[R], record: Record, length: int) -> R:
+    """A copy with all fields of format V3. Records that PyIceberg makes end before those."""
+    values = [record[position] for position in range(len(record))]
+    return kind(*values, *[None] * (length - len(values)))
+
+
+def _encoded(key_metadata: bytes | None) -> bytes | None:
+    return key_metadata.encode() if isinstance(key_metadata, FileKey) else key_metadata
+
+
+@lru_cache(maxsize=1)
+def _header_writer() -> Writer:
+    return construct_writer(META_SCHEMA)

@@ -1,0 +1,127 @@
+"""Scans of tables of format V3."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFileContent
+from pyiceberg.table import DataScan as PyIcebergDataScan
+from pyiceberg.table import FileScanTask, ManifestGroupPlanner
+from pyiceberg.table import IncrementalAppendScan as PyIcebergIncrementalAppendScan
+from pyiceberg.typedef import KeyDefaultDict
+
+from pyiceberg_encryption.table import lineage
+from pyiceberg_encryption.table.deletes import DeleteIndex
+from pyiceberg_encryption.table.read import ArrowScan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyiceberg.manifest import ManifestEntry, ManifestFile
+    from pyiceberg.schema import Schema
+
+
+class Planner(ManifestGroupPlanner):
+    def plan_files(
+        self,
+        manifests: Iterable[ManifestFile],
+        manifest_entry_filter: Callable[[ManifestEntry], bool] = lambda _: True,
+    ) -> Iterable[FileScanTask]:
+        data: list[ManifestEntry] = []
+        deletes = DeleteIndex()
+        for entry in filter(manifest_entry_filter, chain.from_iterable(self.plan_manifest_entries(manifests))):
+            content = entry.data_file.content
+            if content == DataFileContent.DATA:
+                data.append(entry)
+            elif content == DataFileContent.POSITION_DELETES:
+                deletes.add(entry)
+            else:
+                raise NotImplementedError(f"{entry.data_file.file_path}: equality deletes cannot be read")
+        residual_evaluators = KeyDefaultDict(self._build_residual_evaluator)
+        return [
+            FileScanTask(
+                entry.data_file,
+                delete_files=deletes.for_data_file(entry),
+                residual=residual_evaluators[entry.data_file.spec_id](entry.data_file).residual_for(
+                    entry.data_file.partition
+                ),
+            )
+            for entry in data
+        ]
+
+
+class DataScan(PyIcebergDataScan):
+    @cached_property
+    def _manifest_planner(self) -> Planner:
+        return Planner(self.table_metadata, self.io, self.row_filter, self.case_sensitive, self.options)
+
+    def projection(self) -> Schema:
+        return _projection(self, super().projection)
+
+    def to_arrow(self, dictionary_columns: tuple[str, ...] = ()) -> pa.Table:
+        return _arrow_scan(self, dictionary_columns).to_table(self.plan_files())
+
+    def to_arrow_batch_reader(self, dictionary_columns: tuple[str, ...] = ()) -> pa.RecordBatchReader:
+        return _batch_reader(_arrow_scan(self, dictionary_columns), self.plan_files())
+
+    def count(self) -> int:
+        """From metadata where that is enough, and from the rows where it is not."""
+        rows = 0
+        for task in self.plan_files():
+            if task.residual == AlwaysTrue() and not task.delete_files:
+                rows += task.file.record_count
+            else:
+                rows += sum(batch.num_rows for batch in _arrow_scan(self).stream([task]))
+        return rows
+
+
+class IncrementalAppendScan(PyIcebergIncrementalAppendScan):
+    def projection(self) -> Schema:
+        return _projection(self, super().projection)
+
+    def to_arrow(self) -> pa.Table:
+        return _arrow_scan(self).to_table(self.plan_files())
+
+    def to_arrow_batch_reader(self) -> pa.RecordBatchReader:
+        return _batch_reader(_arrow_scan(self), self.plan_files())
+
+
+def _projection(scan: DataScan | IncrementalAppendScan, without_lineage: Callable[[], Schema]) -> Schema:
+    """The lineage columns can be selected by name, although no schema has them."""
+    names = scan.selected_fields
+    columns = scan.table_metadata.schema().column_names
+    selected = [field for field in lineage.FIELDS if field.name in names and field.name not in columns]
+    if not selected:
+        return without_lineage()
+    hidden = {field.name for field in selected}
+    others = scan.update(selected_fields=tuple(name for name in names if name not in hidden))
+    return lineage.with_lineage(others.projection(), selected)
+
+
+def _arrow_scan(scan: DataScan | IncrementalAppendScan, dictionary_columns: tuple[str, ...] = ()) -> ArrowScan:
+    return ArrowScan(
+        scan.table_metadata,
+        scan.io,
+        scan.projection(),
+        scan.row_filter,
+        scan.case_sensitive,
+        scan.limit,
+        dictionary_columns=dictionary_columns,
+    )
+
+
+def _batch_reader(scan: ArrowScan, tasks: Iterable[FileScanTask]) -> pa.RecordBatchReader:
+    """Batches are read as they are asked for. Columns read as dictionaries keep the type that the first batch has."""
+    schema = schema_to_pyarrow(scan._projected_schema)
+    batches = scan.stream(tasks)
+    if scan._dictionary_columns and (first := next(batches, None)) is not None:
+        schema = pa.schema(
+            [first.schema.field(field.name) if field.name in scan._dictionary_columns else field for field in schema]
+        )
+        batches = chain([first], batches)
+    return pa.RecordBatchReader.from_batches(schema, (batch.cast(schema) for batch in batches))
