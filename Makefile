@@ -7,7 +7,7 @@ FUZZ_TARGETS = key_metadata stream damaged_stream encryption_keys keystore
 .PHONY: demo test lint bench fuzz clean
 
 demo: $(VENV)/.installed                 ## the main job on an embedded default: no server, no cloud account
-	@$(VENV)/bin/python -m examples.core
+	@$(VENV)/bin/python -m examples.tables
 
 test: $(VENV)/.installed-test            ## all tests, those against Iceberg Java and real servers too
 	$(VENV)/bin/python -m pytest
@@ -17,8 +17,9 @@ lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(VENV)/.installed-test           ## speed, beside Iceberg Java and bare AES-GCM
+bench: $(VENV)/.installed-test           ## speed, beside Iceberg Java, bare AES-GCM and plain PyIceberg
 	$(VENV)/bin/python -m benchmarks.streams
+	$(VENV)/bin/python -m benchmarks.tables
 
 fuzz: $(VENV)/.installed-fuzz            ## each parser and the reader, for SECONDS each
 	@mkdir -p .cache/fuzz
@@ -37,7 +38,7 @@ $(VENV)/bin/python:
 	$(VENV)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet --editable .
+	$(VENV)/bin/python -m pip install --quiet --editable '.[sql-sqlite]'
 	@touch $@
 
 $(VENV)/.installed-%: pyproject.toml | $(VENV)/bin/python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from bisect import bisect_left
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from pyroaring import BitMap64
 from pyiceberg_encryption.errors import FormatError
 from pyiceberg_encryption.table.avro_data import AvroDataFile
 from pyiceberg_encryption.table.data_files import open_data_file
-from pyiceberg_encryption.table.file_io import open_data
+from pyiceberg_encryption.table.file_io import check_has_key, open_data
 from pyiceberg_encryption.table.manifests import (
     V3DataFile,
     file_key,
@@ -70,6 +71,7 @@ def deleted_positions(io: FileIO, data_file: DataFile, delete_files: Iterable[Da
     """In ascending order."""
     positions = BitMap64()
     for file in delete_files:
+        check_has_key(io, file.file_path, file_key(file))
         if file.content != DataFileContent.POSITION_DELETES:
             raise NotImplementedError(f"{file.file_path}: equality deletes cannot be read")
         if file.file_format == FileFormat.PUFFIN and isinstance(file, V3DataFile):
@@ -90,6 +92,8 @@ def remaining(batch: pa.RecordBatch, start: int, deleted: list[int]) -> pa.Array
 def _deletion_vector(io: FileIO, file: V3DataFile) -> BitMap64:
     offset, size = file.content_range
     with open_data(io, file.file_path, file_key(file)) as stream:
+        if offset + size > stream.seek(0, os.SEEK_END):
+            raise FormatError(f"{file.file_path}: a deletion vector is said to be behind the end of the file")
         stream.seek(offset)
         blob = stream.read(size)
     payload = blob[LENGTH_BYTES:-CRC_BYTES]
@@ -99,7 +103,7 @@ def _deletion_vector(io: FileIO, file: V3DataFile) -> BitMap64:
         raise FormatError(f"{file.file_path}: a deletion vector is damaged")
     try:
         vector = BitMap64.deserialize(payload[4:])
-    except (ValueError, MemoryError) as error:
+    except (IndexError, ValueError, MemoryError) as error:
         raise FormatError(f"{file.file_path}: a deletion vector cannot be read: {error}") from None
     if len(vector) != file.record_count:
         raise FormatError(f"{file.file_path}: a deletion vector has {len(vector)} rows, not {file.record_count}")

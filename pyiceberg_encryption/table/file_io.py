@@ -158,15 +158,20 @@ def manifest_list_key(io: FileIO, location: str, key_id: str | None) -> FileKey 
 
 def read_whole(io: FileIO, location: str, key: FileKey | None) -> bytes:
     """A manifest or manifest list. Whether it must be encrypted depends on the table, which is to say on its FileIO."""
-    if isinstance(io, EncryptedFileIO):
-        if key is None:
-            raise IntegrityError(
-                f"{location} belongs to an encrypted table and has no key: the table's metadata was changed, or "
-                "written by software that does not encrypt"
-            )
+    check_has_key(io, location, key)
+    if isinstance(io, EncryptedFileIO) and key is not None:
         return io.input(location, key).read()
     with _open_plain(io, location, key) as stream:
         return bytes(stream.read())
+
+
+def check_has_key(io: FileIO, location: str, key: FileKey | None) -> None:
+    """For all but data files, which alone may be in plaintext while a table is being converted."""
+    if isinstance(io, EncryptedFileIO) and key is None:
+        raise IntegrityError(
+            f"{location} belongs to an encrypted table and has no key: the table's metadata was changed, or written by "
+            "software that does not encrypt"
+        )
 
 
 def open_data(io: FileIO, location: str, key: FileKey | None) -> InputStream:

@@ -55,7 +55,15 @@ class TableKeys:
 
     def keyring(self, metadata: TableMetadata) -> Keyring:
         """What a commit on top of this metadata seals its keys with."""
-        snapshot_key_ids = [name for snapshot in metadata.snapshots if (name := key_id(snapshot)) is not None]
+        snapshot_key_ids = []
+        for snapshot in metadata.snapshots:
+            name = key_id(snapshot)
+            if name is None:
+                raise IntegrityError(
+                    f"Snapshot {snapshot.snapshot_id} has no key-id, but the table is encrypted: its metadata was "
+                    "changed, or written by software that does not know encryption"
+                )
+            snapshot_key_ids.append(name)
         return self._keyring(encryption_keys(metadata), snapshot_key_ids)
 
     def new_key_metadata(self) -> StandardKeyMetadata:

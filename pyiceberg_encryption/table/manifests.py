@@ -6,13 +6,15 @@ resolved once is kept.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY, CODEC_MAPPING_ICEBERG_TO_AVRO
-from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.decoder import BinaryDecoder, StreamingBinaryDecoder, new_decoder
+from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import (
     _SCHEMA_KEY,
     MAGIC,
@@ -51,7 +53,7 @@ from pyiceberg_encryption.table.file_io import EncryptedOutputFile, FileKey, che
 from pyiceberg_encryption.table.models import key_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from pyiceberg.avro.codecs import AvroCompressionCodec
@@ -117,11 +119,12 @@ class V3ManifestFile(ManifestFile):
 
     def fetch_manifest_entry(self, io: FileIO, discard_deleted: bool = True) -> list[ManifestEntry]:
         data = read_whole(io, self.manifest_path, checked_key(self.manifest_path, self.key_metadata))
+        is_authentic = self.key_metadata is not None
         entries: list[ManifestEntry] = []
         next_row_id = self.first_row_id
         is_committed = self.sequence_number != UNASSIGNED_SEQ
         has_rows = self.content == ManifestContent.DATA
-        for entry in _read(data, _entry_reader, self.manifest_path):
+        for entry in _read(data, _entry_reader, self.manifest_path, is_authentic=is_authentic):
             _inherit_from_manifest(entry, self)
             file = entry.data_file
             file[KEY_METADATA] = file_key(file)
@@ -141,9 +144,11 @@ class V3Snapshot(Snapshot):
     def manifests(self, io: FileIO) -> list[ManifestFile]:
         """Not through PyIceberg's process-wide cache, since what is read here holds keys."""
         key = manifest_list_key(io, self.manifest_list, key_id(self))
-        manifests = list(_read(read_whole(io, self.manifest_list, key), _list_reader, self.manifest_list))
-        for manifest in manifests:
+        data = read_whole(io, self.manifest_list, key)
+        manifests: list[ManifestFile] = []
+        for manifest in _read(data, _list_reader, self.manifest_list, is_authentic=key is not None):
             manifest[_MANIFEST_KEY_METADATA] = checked_key(manifest.manifest_path, manifest.key_metadata)
+            manifests.append(manifest)
         return manifests
 
 
@@ -158,24 +163,39 @@ def with_v3_snapshots(metadata: TableMetadata) -> TableMetadata:
     return metadata.model_copy(update={"snapshots": snapshots})
 
 
-def _read(data: bytes, reader_of: Any, location: str) -> Iterator[Any]:
-    decoder = new_decoder(data)
+def _read(data: bytes, reader_of: Any, location: str, *, is_authentic: bool) -> Iterator[Any]:
+    """PyIceberg's fast decoder does not look where the data ends. So only what was encrypted is given to it."""
     try:
-        header = _header_reader().read(decoder)
-        if header.magic != b"Obj\x01":
-            raise ValueError("no Avro file")
-        reader = reader_of(header.meta["avro.schema"])
-        codec = header.compression_codec()
-    except (EOFError, KeyError, TypeError, ValueError) as error:
+        yield from _records(data, reader_of, new_decoder if is_authentic else _CarefulDecoder)
+    except FormatError:
+        raise
+    except Exception as error:
         raise FormatError(f"{location} is not a manifest or manifest list: {error}") from None
+
+
+def _records(data: bytes, reader_of: Any, decoder_of: Callable[[bytes], BinaryDecoder]) -> Iterator[Any]:
+    decoder = decoder_of(data)
+    header = _header_reader().read(decoder)
+    if header.magic != MAGIC:
+        raise ValueError("no Avro file")
+    reader = reader_of(header.meta[_SCHEMA_KEY])
+    codec = header.compression_codec()
     while decoder.tell() < len(data):
         count = decoder.read_int()
         block = decoder.read_bytes()
-        in_block = new_decoder(codec.decompress(block) if codec else block)
+        records = codec.decompress(block) if codec else block
+        if count > len(records):
+            raise ValueError("a block with more records than bytes")
+        in_block = decoder_of(records)
         for _ in range(count):
             yield reader.read(in_block)
         if decoder.read(SYNC_SIZE) != header.sync:
-            raise FormatError(f"{location} has a block without its sync marker")
+            raise ValueError("a block without its sync marker")
+
+
+class _CarefulDecoder(StreamingBinaryDecoder):
+    def skip(self, n: int) -> None:
+        self.read(n)
 
 
 @lru_cache(maxsize=1)
@@ -252,12 +272,36 @@ class _AvroFile(AvroOutputFile[Any]):
         if len(self._pending) >= RECORDS_PER_BLOCK:
             self._write_pending()
 
+    def __enter__(self) -> _AvroFile:
+        self.output_stream = self.output_file.create(overwrite=True)
+        self.encoder = BinaryEncoder(self.output_stream)
+        with self._discarded_on_error():
+            self._write_header()
+        return self
+
     def __exit__(
         self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
     ) -> None:
-        if exctype is None and self._pending:
-            self._write_pending()
-        super().__exit__(exctype, excinst, exctb)
+        if exctype is not None:
+            self._discard()
+            return
+        with self._discarded_on_error():
+            if self._pending:
+                self._write_pending()
+            self.output_stream.close()
+
+    @contextlib.contextmanager
+    def _discarded_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._discard()
+            raise
+
+    def _discard(self) -> None:
+        """What was written up to an error does not read as a whole file."""
+        with contextlib.suppress(Exception):
+            getattr(self.output_stream, "discard", self.output_stream.close)()
 
     def _write_pending(self) -> None:
         super().write_block(self._pending)

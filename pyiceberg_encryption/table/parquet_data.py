@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 # What Arrow says of files that are not what they should be, as opposed to those that cannot be fetched.
-_SIGNS_OF_TAMPERING = ("decrypt", "crypto", "magic bytes", "plaintext", "smaller than the minimum")
+_SIGNS_OF_TAMPERING = (
+    *("decrypt", "crypto", "magic bytes", "plaintext", "smaller than the minimum", "aad prefix", "thrift"),
+    "file size is 0 bytes",
+)
 
 
 class ParquetDataFile:

@@ -15,7 +15,7 @@ from pyiceberg.table import FileScanTask, ManifestGroupPlanner
 from pyiceberg.table import IncrementalAppendScan as PyIcebergIncrementalAppendScan
 from pyiceberg.typedef import KeyDefaultDict
 
-from pyiceberg_encryption.table import lineage
+from pyiceberg_encryption.table import collector, lineage
 from pyiceberg_encryption.table.deletes import DeleteIndex
 from pyiceberg_encryption.table.read import ArrowScan
 
@@ -60,6 +60,10 @@ class DataScan(PyIcebergDataScan):
     def _manifest_planner(self) -> Planner:
         return Planner(self.table_metadata, self.io, self.row_filter, self.case_sensitive, self.options)
 
+    def _plan_files_local(self) -> Iterable[FileScanTask]:
+        with collector.paused():
+            return super()._plan_files_local()
+
     def projection(self) -> Schema:
         return _projection(self, super().projection)
 
@@ -81,6 +85,10 @@ class DataScan(PyIcebergDataScan):
 
 
 class IncrementalAppendScan(PyIcebergIncrementalAppendScan):
+    def plan_files(self) -> Iterable[FileScanTask]:
+        with collector.paused():
+            return super().plan_files()
+
     def projection(self) -> Schema:
         return _projection(self, super().projection)
 

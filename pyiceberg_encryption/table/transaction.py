@@ -143,10 +143,7 @@ class Transaction(PyIcebergTransaction):
         updates: list[pa.Table] = []
         predicates: list[BooleanExpression] = []
         inserts = df
-        scan = self._scan(upsert_util.create_match_filter(df, keys), case_sensitive).select("*", _ROW_ID)
-        if branch in metadata.refs:
-            scan = scan.use_ref(branch)
-        for batch in scan.to_arrow_batch_reader():
+        for batch in self._matching(upsert_util.create_match_filter(df, keys), case_sensitive, branch):
             found = pa.Table.from_batches([batch])
             rows = found.drop_columns([_ROW_ID])
             if when_matched_update_all:
@@ -182,6 +179,17 @@ class Transaction(PyIcebergTransaction):
         if not names:
             raise ValueError("Join columns could not be found, please set identifier-field-ids or pass in explicitly.")
         return names
+
+    def _matching(
+        self, predicate: BooleanExpression, case_sensitive: bool, branch: str | None
+    ) -> Iterable[pa.RecordBatch]:
+        """Rows with their ids, in the current schema, which may be newer than that of the branch's snapshot."""
+        metadata = self.table_metadata
+        scan = self._scan(predicate, case_sensitive)
+        if branch in metadata.refs:
+            scan = scan.use_ref(branch)
+        schema = lineage.with_lineage(metadata.schema(), [lineage.ROW_ID])
+        return ArrowScan(metadata, self._table.io, schema, predicate, case_sensitive).stream(scan.plan_files())
 
     def _rewritten_without(
         self, predicate: BooleanExpression, case_sensitive: bool, branch: str | None, commit_uuid: uuid.UUID
