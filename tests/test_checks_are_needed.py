@@ -42,6 +42,20 @@ LAYOUT, READER, WRITER, BLOCKS, PARALLEL = (
     f"stream/{name}.py" for name in ("layout", "reader", "writer", "blocks", "parallel")
 )
 GUARD, CLIENT = "kms/guard.py", "kms/client.py"
+FILE_IO, KEYS, METADATA_FILES, MANIFESTS, SNAPSHOTS, POLICY, PARQUET, DELETES, TABLE, TRANSACTION = (
+    f"table/{name}.py"
+    for name in (
+        *("file_io", "keys", "metadata_files", "manifests", "snapshots", "policy", "parquet_data", "deletes", "table"),
+        "transaction",
+    )
+)
+CATALOG, STATIC = "catalogs/base.py", "catalogs/static.py"
+
+ONE_KEY_FOR_ALL_FILES = Defect(
+    METADATA,
+    "cls(Secret.random(key_length, entropy), entropy(AAD_PREFIX_LENGTH))",
+    "cls(Secret(bytes(key_length)), bytes(AAD_PREFIX_LENGTH))",
+)
 
 CASES = [
     case(
@@ -488,6 +502,311 @@ CASES = [
         METADATA,
         ("        del data  # so that no traceback shows it\n", "        data = bytes(data)\n"),
     ),
+    case(
+        "what begins like a plain Avro file is read as one",
+        "test_table_files.py::test_09_plaintext_in_place_of_a_manifest_or_manifest_list",
+        FILE_IO,
+        (
+            "        return io.input(location, key).read()\n",
+            "        stored = io.plain.new_input(location).open().read()\n"
+            "        return stored if stored[:3] == b'Obj' else io.input(location, key).read()\n",
+        ),
+    ),
+    Case(
+        "every manifest has the same key, and its length is not compared",
+        "test_table_files.py::test_09_manifests_or_manifest_lists_swapped",
+        (ONE_KEY_FOR_ALL_FILES, Defect(READER, "recorded is not None and recorded != actual", "False")),
+    ),
+    case(
+        "manifests are in plaintext",
+        "test_table_others.py::test_09_pyiceberg_itself_reads_nothing_of_an_encrypted_table",
+        FILE_IO,
+        (
+            "        sink = self.plain.create(overwrite=overwrite)\n",
+            "        return self.plain.create(overwrite=overwrite)\n        sink = None\n",
+        ),
+        (
+            "return AesGcmInputStream(self._plain.open(seekable=True), self._key.open(), location=self.location)",
+            "return self._plain.open(seekable=True)",
+        ),
+    ),
+    *(
+        case(
+            "data files need no key",
+            f"test_table_files.py::{test}",
+            KEYS,
+            ("if not self.admits_plaintext_data:", "if False:"),
+        )
+        for test in ("test_10_a_data_file_without_a_key", "test_10_plaintext_files_added")
+    ),
+    case(
+        "delete files need no key either while data files are converted",
+        "test_table_files.py::test_10_a_delete_file_without_a_key",
+        DELETES,
+        ("        check_has_key(io, file.file_path, file_key(file))\n", ""),
+    ),
+    *(
+        case(
+            "nor do manifests and manifest lists",
+            f"test_table_files.py::{test}",
+            FILE_IO,
+            ("    check_has_key(io, location, key)\n", ""),
+        )
+        for test in ("test_10_a_manifest_without_a_key", "test_10_a_snapshot_without_a_key_id")
+    ),
+    case(
+        "the metadata of a table says whether plaintext is admitted",
+        "test_table_metadata.py::test_10_metadata_that_asks_for_leniency",
+        CATALOG,
+        (
+            "admits_plaintext_data=self._policy.admits_plaintext_data",
+            "admits_plaintext_data=metadata.properties.get(policy.PLAINTEXT_DATA_FILES) == 'admit'",
+        ),
+    ),
+    *(
+        case(
+            "a plaintext file is read in place of an encrypted one",
+            f"test_table_files.py::{test}",
+            PARQUET,
+            (
+                "aad_prefix=key_metadata.aad_prefix\n    )\n",
+                "aad_prefix=key_metadata.aad_prefix,\n        allow_plaintext_files=True)\n",
+            ),
+        )
+        for test in (
+            "test_11_another_file_in_place_of_a_data_file",
+            "test_11_a_plaintext_data_file_however_it_is_read",
+        )
+    ),
+    Case(
+        "every data file has the same key", "test_table_files.py::test_11_data_files_swapped", (ONE_KEY_FOR_ALL_FILES,)
+    ),
+    *(
+        case(
+            "the name of a metadata file is not compared with its content",
+            f"test_table_metadata.py::{test}",
+            METADATA_FILES,
+            ("found[2] != str(_content_uuid(stored))", "False"),
+        )
+        for test in (
+            "test_12_to_18_metadata_changed_in_place",
+            "test_17_metadata_rolled_back",
+            "test_17_metadata_of_another_table",
+        )
+    ),
+    case(
+        "a table without a key id is a plain one",
+        "test_table_metadata.py::test_12_key_id_stripped",
+        POLICY,
+        ("if encryption_keys(metadata) or any(", "if False and any("),
+    ),
+    case(
+        "a table without a key id is a plain one, whatever is asked for",
+        "test_table_metadata.py::test_12_all_of_the_encryption_stripped",
+        POLICY,
+        ("if self.required or expected:", "if False:"),
+    ),
+    case(
+        "a table becomes a plain one while it is in use",
+        "test_table_metadata.py::test_12_a_table_stripped_while_it_is_in_use",
+        TABLE,
+        (
+            "        if isinstance(before, EncryptedFileIO):\n",
+            "        if isinstance(before, EncryptedFileIO) and isinstance(self.io, EncryptedFileIO):\n",
+        ),
+    ),
+    case(
+        "whoever has a table's metadata need not know its key",
+        "test_table_others.py::test_12_a_static_table_without_a_key_id",
+        STATIC,
+        ("if table.is_encrypted and not key_id:", "if False:"),
+    ),
+    case(
+        "missing keys are not missed before new ones are added",
+        "test_table_metadata.py::test_13_and_18_keys_stripped_altered_or_planted",
+        KEYRING,
+        ("            self._check_complete()\n", ""),
+    ),
+    case(
+        "snapshots without a key id are not minded",
+        "test_table_others.py::test_13_software_that_does_not_know_encryption_commits",
+        KEYS,
+        ("            if name is None:\n", "            if name is None:\n                continue\n"),
+    ),
+    case(
+        "a table of format version 2 is a plain one",
+        "test_table_metadata.py::test_14_format_version_2",
+        POLICY,
+        ("if metadata.format_version < VERSION:", "if False:"),
+    ),
+    case(
+        "a new table of format version 2 is a plain one",
+        "test_table_metadata.py::test_14_a_new_table_of_a_version_that_knows_no_encryption",
+        POLICY,
+        ("if not version.isdigit() or int(version) < VERSION:", "if False:"),
+    ),
+    case(
+        "the metadata says which master key unwraps a KEK",
+        "test_table_metadata.py::test_15_key_id_changed",
+        KEYRING,
+        ("entry.encrypted_by_id != self._master_key_id", "False"),
+        (
+            "self._kek_cache.unwrap(kek_entry.encrypted_key_metadata, self._master_key_id)",
+            "self._kek_cache.unwrap(kek_entry.encrypted_key_metadata, kek_entry.encrypted_by_id)",
+        ),
+    ),
+    *(
+        case(
+            "any key id is as good as the expected one",
+            f"test_table_metadata.py::{test}",
+            POLICY,
+            ("if expected and key != expected:", "if False:"),
+        )
+        for test in (
+            "test_15_key_id_changed_before_the_first_key_was_made",
+            "test_15_a_new_table_of_another_key",
+        )
+    ),
+    case(
+        "a commit may change the key",
+        "test_table_metadata.py::test_15_key_id_or_key_length_changed_by_a_commit",
+        POLICY,
+        ("if old != new:", "if False:"),
+    ),
+    case(
+        "keys may have any length",
+        "test_table_metadata.py::test_15_keys_of_no_valid_length",
+        POLICY,
+        ("if not text.isdigit() or int(text) not in KEY_LENGTHS:", "if False:"),
+    ),
+    case(
+        "unverified metadata is never refused",
+        "test_table_metadata.py::test_17_unverified_metadata_is_refused_where_that_is_asked_for",
+        POLICY,
+        ("if self.refuses_unverified_metadata:", "if False:"),
+    ),
+    case(
+        "what a failed commit wrote is left",
+        "test_table_kms.py::test_19_and_20_kms_fails_while_a_table_is_written",
+        SNAPSHOTS,
+        ("            self._clean_all_uncommitted()\n", ""),
+    ),
+    case(
+        "without a KMS, tables are plain ones",
+        "test_table_kms.py::test_20_no_kms_configured",
+        CATALOG,
+        (
+            "        length = policy.data_key_length(metadata.properties)\n",
+            "        try:\n            self._keks.cache()\n        except ValueError:\n            return plain\n"
+            "        length = policy.data_key_length(metadata.properties)\n",
+        ),
+    ),
+    case(
+        "where the master key is unknown, another is taken",
+        "test_table_kms.py::test_20_the_master_key_is_not_in_the_kms",
+        "kms/master_keys.py",
+        (
+            "        if key_id not in self._master_keys:\n",
+            "        key_id = next(iter(self._master_keys))\n        if False:\n",
+        ),
+    ),
+    case(
+        "keys of an attempt that failed are committed with the next",
+        "test_table_writers.py::test_21_many_writers_at_once",
+        TRANSACTION,
+        ("if not isinstance(update, AddEncryptionKeyUpdate)", "if True"),
+    ),
+    *(
+        case(
+            "the key of a file is bytes like any",
+            f"test_table_secrets.py::{test}",
+            FILE_IO,
+            ("super().__new__(cls, REDACTED)", "super().__new__(cls, bytes(encoded))"),
+        )
+        for test in ("test_22_reprs_and_logs_of_tables", "test_22_inspections_of_tables")
+    ),
+    case(
+        "the key of a file can be pickled",
+        "test_table_secrets.py::test_22_pickles_and_copies_of_tables",
+        FILE_IO,
+        (
+            '        raise SecretExposureError("The key of a file cannot be pickled")',
+            "        return bytes, (self.encode(),)",
+        ),
+    ),
+    case(
+        "a variable holds a key while a data file is opened",
+        "test_table_secrets.py::test_22_tracebacks_of_reading_what_was_changed",
+        PARQUET,
+        (
+            "        self._is_encrypted = key is not None\n",
+            "        self._is_encrypted = key is not None\n"
+            "        footer_key = bytes(key.open().encryption_key.expose()) if key else None\n",
+        ),
+    ),
+    case(
+        "a variable holds a key while a manifest is created",
+        "test_table_secrets.py::test_22_tracebacks_of_writing_to_a_broken_storage",
+        FILE_IO,
+        (
+            "        sink = self.plain.create(overwrite=overwrite)\n",
+            "        key = bytes(self.key_metadata.encryption_key.expose())\n"
+            "        sink = self.plain.create(overwrite=overwrite)\n",
+        ),
+    ),
+    case(
+        "the footers of data files are in plaintext",
+        "test_table_secrets.py::test_23_what_the_storage_shows",
+        PARQUET,
+        ("store_aad_prefix=False,", "store_aad_prefix=False, plaintext_footer=True,"),
+    ),
+    *(
+        case(
+            "whatever a decoder raises is passed on",
+            f"test_table_hostile_content.py::{test}",
+            MANIFESTS,
+            ('raise FormatError(f"{location} is not a manifest or manifest list: {error}") from None', "raise"),
+        )
+        for test in (
+            "test_25_manifests_and_manifest_lists_changed_or_cut_anywhere",
+            "test_25_lengths_that_nothing_follows",
+        )
+    ),
+    case(
+        "what is not authentic is decoded without looking where it ends",
+        "test_table_hostile_content.py::test_25_a_number_that_goes_on_behind_the_end",
+        MANIFESTS,
+        ("new_decoder if is_authentic else _CarefulDecoder", "new_decoder"),
+    ),
+    *(
+        case(
+            f"{what} of a deletion vector is believed",
+            "test_table_hostile_content.py::test_25_a_hostile_deletion_vector",
+            DELETES,
+            (check, "False"),
+        )
+        for what, check in (
+            ("the place", "offset + size > stream.seek(0, os.SEEK_END)"),
+            ("the content", 'zlib.crc32(payload) != int.from_bytes(blob[-CRC_BYTES:], "big")'),
+            ("the number of rows", "len(vector) != file.record_count"),
+        )
+    ),
+    case(
+        "the last of several deletion vectors wins",
+        "test_table_hostile_content.py::test_25_two_deletion_vectors_for_one_file",
+        DELETES,
+        ("self._vectors.setdefault(referenced, entry) is not entry", "self._vectors.update({referenced: entry})"),
+    ),
+    case(
+        "manifests with their keys are kept in the cache of the process",
+        "test_table_others.py::test_03_the_manifest_cache_of_pyiceberg",
+        MANIFESTS,
+        (
+            "            manifests.append(manifest)\n        return manifests",
+            "            from pyiceberg.manifest import _manifest_cache\n"
+            "            manifests.append(_manifest_cache.get_or_cache(manifest))\n        return manifests",
+        ),
+    ),
 ]
 
 
@@ -540,5 +859,6 @@ def test_every_threat_test_is_shown_to_be_needed() -> None:
     }
     no_attacks = {
         "test_keyring.py::test_16_a_writer_whose_clock_is_a_little_ahead_is_not_an_attack",
+        "test_table_hostile_content.py::test_25_a_deletion_vector_that_is_as_it_should_be_deletes",
     }
     assert tests - no_attacks == {case.test for case in CASES}
