@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import gc
+import os
 import uuid
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -286,6 +287,23 @@ def test_streams_of_batches_are_written_and_read(catalog: EncryptingCatalog) -> 
     with table.scan().to_arrow_batch_reader() as reader:
         assert sum(batch.num_rows for batch in reader) == 500
     assert table.scan(limit=7).to_arrow().num_rows == 7
+
+
+def test_a_stream_holds_batches_and_not_the_table(catalog: EncryptingCatalog) -> None:
+    schema = pa.schema([("id", pa.int64()), ("noise", pa.binary())])
+    table = new_table(catalog, schema, properties={"write.parquet.row-group-limit": "1000"})
+    for number in range(8):
+        noise = [os.urandom(1000) for _ in range(4000)]
+        table.append(pa.table({"id": range(number * 4000, number * 4000 + 4000), "noise": noise}, schema=schema))
+    size = sum(task.file.file_size_in_bytes for task in table.scan().plan_files())
+    before = pa.total_allocated_bytes()
+    most = seen = 0
+    with table.scan().to_arrow_batch_reader() as reader:
+        for batch in reader:
+            seen += batch.num_rows
+            most = max(most, pa.total_allocated_bytes() - before)
+    assert seen == 32_000
+    assert most < size / 2, (most, size)
 
 
 def test_several_statements_are_one_commit(catalog: EncryptingCatalog) -> None:
