@@ -41,6 +41,7 @@ from pyiceberg.types import (
 
 from pyiceberg_encryption import StaticTable, load_catalog
 from pyiceberg_encryption.errors import ConfigurationError, IntegrityError
+from pyiceberg_encryption.table.file_io import FileKey
 from tests.support import MEMORY_PROPERTIES
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ def catalog_in(folder: Path, **properties: str) -> EncryptingCatalog:
 
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[EncryptingCatalog]:
-    with catalog_in(tmp_path) as catalog:
-        yield catalog
+    catalog = catalog_in(tmp_path)
+    yield catalog
+    catalog.close()
 
 
 def new_table(catalog: EncryptingCatalog, schema: Any = SIMPLE, name: str = "db.t", **arguments: Any) -> Table:
@@ -95,6 +97,7 @@ def test_keys_have_the_length_that_the_table_asks_for(catalog: EncryptingCatalog
     table = new_table(catalog, properties={"encryption.data-key-length": str(length)})
     table.append(simple(1, 2))
     (task,) = table.scan().plan_files()
+    assert isinstance(task.file.key_metadata, FileKey)
     assert len(task.file.key_metadata.open().encryption_key) == length
     assert rows(catalog.load_table("db.t")) == simple(1, 2).to_pylist()
 
@@ -232,7 +235,7 @@ def test_row_ids_are_never_given_twice(catalog: EncryptingCatalog) -> None:
         table.delete(f"id = {10 * number}")
     ids = [row_id for row_id, _ in lineage(table).values()]
     assert len(set(ids)) == len(ids) == 6
-    assert table.metadata.next_row_id > max(ids)  # type: ignore[union-attr]  # of V3 only
+    assert getattr(table.metadata, "next_row_id", 0) > max(ids)
 
 
 def test_merged_manifests_keep_lineage(catalog: EncryptingCatalog) -> None:
@@ -408,7 +411,7 @@ def test_a_plain_table_is_upgraded_to_v3(catalog: EncryptingCatalog, version: in
     table.append(simple(1, 2))
     with table.transaction() as transaction:
         transaction.upgrade_table_version(3)
-    assert lineage(table) == {1: (None, None), 2: (None, None)}
+    assert {row: None not in ids for row, ids in lineage(table).items()} == {1: False, 2: False}
     table.append(simple(3))
     table.delete("id = 1")
     table = catalog.load_table("db.t")
