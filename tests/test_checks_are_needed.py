@@ -648,7 +648,7 @@ CASES = [
         "a new table of format version 2 is a plain one",
         "test_table_metadata.py::test_14_a_new_table_of_a_version_that_knows_no_encryption",
         POLICY,
-        ("if not version.isdigit() or int(version) < VERSION:", "if False:"),
+        ("if not (version.isascii() and version.isdigit()) or int(version) < VERSION:", "if False:"),
     ),
     case(
         "the metadata says which master key unwraps a KEK",
@@ -682,7 +682,22 @@ CASES = [
         "keys may have any length",
         "test_table_metadata.py::test_15_keys_of_no_valid_length",
         POLICY,
-        ("if not text.isdigit() or int(text) not in KEY_LENGTHS:", "if False:"),
+        ("if not (text.isascii() and text.isdigit()) or int(text) not in KEY_LENGTHS:", "if False:"),
+    ),
+    case(
+        "unverified metadata names code, and nobody minds",
+        "test_table_metadata.py::test_17_unverified_metadata_that_names_code_to_run",
+        POLICY,
+        ("        if label in properties:\n", "        if False:\n"),
+    ),
+    case(
+        "unverified metadata says how to reach the storage",
+        "test_table_metadata.py::test_17_unverified_metadata_that_names_another_place",
+        CATALOG,
+        (
+            "            policy.check_names_no_code(_name(identifier), metadata.properties)\n        else:\n",
+            "        if True:\n",
+        ),
     ),
     case(
         "unverified metadata is never refused",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog, delete_data_files, delete_files
@@ -9,8 +10,9 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, Ta
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table import TableProperties
 from pyiceberg.table.locations import load_location_provider
-from pyiceberg.table.metadata import new_table_metadata
+from pyiceberg.table.metadata import TableMetadataV3, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+from pyiceberg.table.update import AddSnapshotUpdate
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.utils.config import Config
 
@@ -19,7 +21,7 @@ from pyiceberg_encryption.errors import IntegrityError
 from pyiceberg_encryption.kek_cache import KekCache
 from pyiceberg_encryption.kms import GuardedClient, load_kms_client
 from pyiceberg_encryption.table import metadata_files, policy
-from pyiceberg_encryption.table.file_io import EncryptedFileIO
+from pyiceberg_encryption.table.file_io import EncryptedFileIO, plain_io
 from pyiceberg_encryption.table.keys import TableKeys
 from pyiceberg_encryption.table.manifests import VERSION
 from pyiceberg_encryption.table.metadata_json import to_json
@@ -59,7 +61,7 @@ class EncryptingCatalog(MetastoreCatalog):
         merged: dict[str, Any] = {**configured, **properties}
         self._policy = Policy.of(merged)
         self._keks = _Keks(merged)
-        self._warned: set[str] = set()
+        self._warned: set[Identifier] = set()
         super().__init__(name, **_without_secrets(merged))
 
     # Creating
@@ -128,7 +130,8 @@ class EncryptingCatalog(MetastoreCatalog):
         if version >= VERSION:
             metadata = metadata.model_copy(update={"next_row_id": FIRST_ROW_ID})
         metadata_location = load_location_provider(table_location, chosen).new_table_metadata_file_location()
-        return self._staged(names, metadata, metadata_location)
+        plain = self._load_file_io(metadata.properties, metadata_location)
+        return self._staged(names, metadata, metadata_location, plain)
 
     def register_table(
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
@@ -147,14 +150,17 @@ class EncryptingCatalog(MetastoreCatalog):
         key_id = self._policy.check_loaded(identifier, metadata)
         if vouched is not None:
             _check_vouched(identifier, metadata, vouched)
-        if key_id is not None and not is_proven and metadata_location not in self._warned:
-            self._policy.check_verified(identifier, metadata_location)
-            self._warned.add(metadata_location)
-        io = self._io(metadata, metadata_location)
-        return Table(identifier, metadata, metadata_location, io, self)
+        if key_id is not None and not is_proven:
+            warning = self._policy.warning_of_unverified(identifier, metadata_location)
+            if identifier not in self._warned:
+                self._warned.add(identifier)
+                warnings.warn(warning, policy.UnverifiedMetadataWarning, stacklevel=4)
+            policy.check_names_no_code(_name(identifier), metadata.properties)
+        else:
+            plain = self._load_file_io(metadata.properties, metadata_location)
+        return Table(identifier, metadata, metadata_location, self._io(metadata, plain), self)
 
-    def _io(self, metadata: TableMetadata, location: str) -> FileIO:
-        plain = self._load_file_io(metadata.properties, location)
+    def _io(self, metadata: TableMetadata, plain: FileIO) -> FileIO:
         key_id = metadata.properties.get(policy.KEY_ID)
         if not key_id:
             return plain
@@ -171,18 +177,21 @@ class EncryptingCatalog(MetastoreCatalog):
         requirements: tuple[TableRequirement, ...],
         updates: tuple[TableUpdate, ...],
     ) -> StagedTable:
+        before = current_table.metadata if current_table else None
+        if before is not None:
+            _check_comes_next(before, updates)
         staged = super()._update_and_stage_table(current_table, table_identifier, requirements, updates)
         metadata = staged.metadata
-        before = current_table.metadata if current_table else None
         policy.check_change(_name(table_identifier), before, metadata)
         self._policy.check_loaded(table_identifier, metadata)
         location = staged.metadata_location
         if metadata.properties.get(policy.KEY_ID):
             location = metadata_files.named_after(to_json(metadata), location)
-        return self._staged(table_identifier, metadata, location)
+        plain = plain_io(current_table.io if current_table else staged.io)
+        return self._staged(table_identifier, metadata, location, plain)
 
-    def _staged(self, identifier: Identifier, metadata: TableMetadata, location: str) -> StagedTable:
-        return StagedTable(identifier, metadata, location, self._io(metadata, location), self)
+    def _staged(self, identifier: Identifier, metadata: TableMetadata, location: str, plain: FileIO) -> StagedTable:
+        return StagedTable(identifier, metadata, location, self._io(metadata, plain), self)
 
     def _write_metadata(  # type: ignore[override]  # static in PyIceberg, which calls it on the catalog all the same
         self, metadata: TableMetadata, io: FileIO, metadata_path: str
@@ -190,8 +199,7 @@ class EncryptingCatalog(MetastoreCatalog):
         if metadata.format_version < VERSION:
             super()._write_metadata(metadata, io, metadata_path)
             return
-        plain = io.plain if isinstance(io, EncryptedFileIO) else io
-        with plain.new_output(metadata_path).create() as stream:
+        with plain_io(io).new_output(metadata_path).create() as stream:
             stream.write(to_json(metadata))
 
     # Dropping
@@ -234,6 +242,21 @@ def _check_vouched(identifier: Identifier, metadata: TableMetadata, vouched: Vou
                 f"The metadata of {_name(identifier)} says that {label} is {found!r}, but the catalog says "
                 f"{expected!r}: the metadata was changed"
             )
+
+
+def _check_comes_next(metadata: TableMetadata, updates: tuple[TableUpdate, ...]) -> None:
+    """A commit to another branch is no conflict, but it took the numbers of this one, which has to be made again.
+
+    PyIceberg checks the sequence number for format V2 alone.
+    """
+    added = next((update.snapshot for update in updates if isinstance(update, AddSnapshotUpdate)), None)
+    if added is None or not isinstance(metadata, TableMetadataV3):
+        return
+    row_id, next_row_id = added.first_row_id or FIRST_ROW_ID, metadata.next_row_id or FIRST_ROW_ID
+    if (added.sequence_number or 0) <= metadata.last_sequence_number or row_id < next_row_id:
+        raise CommitFailedException(
+            f"Sequence number {added.sequence_number} or first row id {added.first_row_id} was taken by another commit"
+        )
 
 
 def _without_secrets(properties: dict[str, Any]) -> dict[str, Any]:

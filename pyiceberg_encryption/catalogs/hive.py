@@ -14,6 +14,7 @@ from pyiceberg_encryption.table.table import StagedTable
 
 if TYPE_CHECKING:
     from hive_metastore.ttypes import Table as HiveTable
+    from pyiceberg.io import FileIO
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.typedef import Identifier
@@ -43,8 +44,8 @@ class HiveCatalog(EncryptingCatalog, PyIcebergHiveCatalog):
         hive_table.parameters |= _hash_parameter(table.metadata)
         return hive_table
 
-    def _staged(self, identifier: Identifier, metadata: TableMetadata, location: str) -> StagedTable:
-        return _StagedHiveTable(identifier, metadata, location, self._io(metadata, location), self)
+    def _staged(self, identifier: Identifier, metadata: TableMetadata, location: str, plain: FileIO) -> StagedTable:
+        return _StagedHiveTable(identifier, metadata, location, self._io(metadata, plain), self)
 
 
 class _StagedHiveTable(StagedTable):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from pyiceberg.io.fileformat import FileFormatFactory
+from pyiceberg.io.fileformat import FileFormatFactory, FileFormatModel
 from pyiceberg.manifest import FileFormat
 
 from pyiceberg_encryption.table.avro_data import AvroDataFile, AvroFormatModel
@@ -37,11 +38,35 @@ def open_data_file(
         )
 
 
-def _register_writers() -> None:
+_in_v3 = ContextVar("_in_v3", default=False)
+
+
+class _Writers(dict[FileFormat, FileFormatModel]):
+    """PyIceberg's registry of writers. Avro is in it for tables of format V3 alone: nothing could read it of others."""
+
+    def __contains__(self, file_format: object) -> bool:
+        return super().__contains__(file_format) or (file_format == FileFormat.AVRO and _in_v3.get())
+
+    def __missing__(self, file_format: FileFormat) -> FileFormatModel:
+        if file_format not in self:
+            raise KeyError(file_format)
+        return AvroFormatModel()
+
+
+@contextlib.contextmanager
+def formats_of_v3() -> Iterator[None]:
+    """What PyIceberg writes within is for a table of format V3."""
+    token = _in_v3.set(True)
+    try:
+        yield
+    finally:
+        _in_v3.reset(token)
+
+
+def _install_writers() -> None:
     """PyIceberg looks for the writer of a format here. Files of its own catalogs are written as before."""
-    FileFormatFactory._registry[FileFormat.PARQUET] = EncryptingParquetModel()
-    if FileFormat.AVRO not in FileFormatFactory.available_formats():
-        FileFormatFactory.register(AvroFormatModel())
+    parquet = EncryptingParquetModel()
+    FileFormatFactory._registry = _Writers({**FileFormatFactory._registry, FileFormat.PARQUET: parquet})
 
 
-_register_writers()
+_install_writers()

@@ -78,6 +78,8 @@ def deleted_positions(io: FileIO, data_file: DataFile, delete_files: Iterable[Da
             positions |= _deletion_vector(io, file)
         else:
             positions |= _position_deletes(io, file, data_file.file_path)
+    if len(positions) > data_file.record_count:
+        raise FormatError(f"{data_file.file_path}: more rows are deleted than the file has")
     return list(positions)
 
 

@@ -147,6 +147,11 @@ class EncryptedOutputFile(OutputFile):
         return EncryptedInputFile(self.plain.to_input_file(), self.key())
 
 
+def plain_io(io: FileIO) -> FileIO:
+    """What reaches the storage."""
+    return io.plain if isinstance(io, EncryptedFileIO) else io
+
+
 def manifest_list_key(io: FileIO, location: str, key_id: str | None) -> FileKey | None:
     """The key of a snapshot's manifest list."""
     if key_id is None:

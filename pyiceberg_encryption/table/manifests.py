@@ -7,6 +7,7 @@ resolved once is kept.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from functools import lru_cache
@@ -304,8 +305,25 @@ class _AvroFile(AvroOutputFile[Any]):
             getattr(self.output_stream, "discard", self.output_stream.close)()
 
     def _write_pending(self) -> None:
-        super().write_block(self._pending)
-        self._pending = []
+        """What is written holds keys. So it goes by a memoryview, and no traceback of a broken storage shows it."""
+        records, self._pending = self._pending, []
+        block = io.BytesIO()
+        encoder = _KeyEncoder(block)
+        for record in records:
+            self.writer.write(encoder, record)
+        codec = self.compression_codec()
+        content = memoryview(codec.compress(block.getvalue())[0]) if codec else block.getbuffer()
+        self.encoder.write_int(len(records))
+        self.encoder.write_int(len(content))
+        self.encoder.write(content)  # type: ignore[arg-type]
+        self.encoder.write(self.sync_bytes)
+
+
+class _KeyEncoder(BinaryEncoder):
+    """Encodes keys, which look redacted to all others."""
+
+    def write_bytes(self, b: bytes) -> None:
+        super().write_bytes(b.encode() if isinstance(b, FileKey) else b)
 
 
 class V3ManifestWriter(ManifestWriterV2):
@@ -319,7 +337,6 @@ class V3ManifestWriter(ManifestWriterV2):
     def prepare_entry(self, entry: ManifestEntry) -> ManifestEntry:
         entry = super().prepare_entry(entry)
         file = _padded(V3DataFile, entry.data_file, len(_DATA_FILE_FIELDS))
-        file[KEY_METADATA] = _encoded(file[KEY_METADATA])
         if entry.status == ManifestEntryStatus.ADDED:
             file[FIRST_ROW_ID] = None  # to be inherited from the manifest list
         return ManifestEntry(*(entry[position] for position in range(len(entry) - 1)), file)
@@ -355,7 +372,6 @@ class V3ManifestListWriter(ManifestListWriterV2):
 
     def prepare_manifest(self, manifest_file: ManifestFile) -> ManifestFile:
         manifest = _padded(V3ManifestFile, super().prepare_manifest(manifest_file), len(_MANIFEST_FIELDS))
-        manifest[_MANIFEST_KEY_METADATA] = _encoded(manifest.key_metadata)
         if manifest.content == ManifestContent.DATA and manifest.first_row_id is None:
             manifest[_MANIFEST_FIRST_ROW_ID] = self.next_row_id
             # Iceberg Java: room for existing rows too, since those of a table from before V3 have no ids
@@ -370,10 +386,6 @@ def _padded(kind: type[R], record: Record, length: int) -> R:
     """A copy with all fields of format V3. Records that PyIceberg makes end before those."""
     values = [record[position] for position in range(len(record))]
     return kind(*values, *[None] * (length - len(values)))
-
-
-def _encoded(key_metadata: bytes | None) -> bytes | None:
-    return key_metadata.encode() if isinstance(key_metadata, FileKey) else key_metadata
 
 
 @lru_cache(maxsize=1)

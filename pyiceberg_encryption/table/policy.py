@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pyiceberg.io import PY_IO_IMPL
 from pyiceberg.table import TableProperties
 
 from pyiceberg_encryption.ciphers import KEY_LENGTHS
@@ -72,7 +72,7 @@ class Policy:
             self._check_may_be_plain(name, "can be created")
             return properties
         version = str(properties.setdefault(TableProperties.FORMAT_VERSION, str(VERSION)))
-        if not version.isdigit() or int(version) < VERSION:
+        if not (version.isascii() and version.isdigit()) or int(version) < VERSION:
             raise ConfigurationError(
                 f"{name} cannot be encrypted with format version {version}: set {TableProperties.FORMAT_VERSION} to "
                 f"{VERSION}, or leave it out"
@@ -99,7 +99,7 @@ class Policy:
         self._check_may_be_plain(name, "can be used")
         return None
 
-    def check_verified(self, identifier: Identifier, location: str) -> None:
+    def warning_of_unverified(self, identifier: Identifier, location: str) -> str:
         """For metadata that nothing proves to be what was committed."""
         reason = (
             f"The metadata of {'.'.join(identifier)} was committed by software that leaves no proof of its content: "
@@ -107,7 +107,7 @@ class Policy:
         )
         if self.refuses_unverified_metadata:
             raise IntegrityError(f"{reason}. ({UNVERIFIED_METADATA} is set to refuse)")
-        warnings.warn(reason, UnverifiedMetadataWarning, stacklevel=5)
+        return reason
 
     def _check_may_be_plain(self, name: str, allowed: str) -> None:
         expected = self.expected_key_id(name)
@@ -139,9 +139,16 @@ def check_change(name: str, before: TableMetadata | None, after: TableMetadata) 
         raise ConfigurationError(f"{name} cannot go back to format version {after.format_version}")
 
 
+def check_names_no_code(name: str, properties: Mapping[str, str]) -> None:
+    """PyIceberg imports what these name. Where nothing proves the metadata, that would be for the storage to choose."""
+    for label in (PY_IO_IMPL, TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL):
+        if label in properties:
+            raise IntegrityError(f"The metadata of {name} is not proven, and names code to be run, in {label}: refused")
+
+
 def data_key_length(properties: Mapping[str, str]) -> int:
     text = str(properties.get(DATA_KEY_LENGTH, DATA_KEY_LENGTH_DEFAULT))
-    if not text.isdigit() or int(text) not in KEY_LENGTHS:
+    if not (text.isascii() and text.isdigit()) or int(text) not in KEY_LENGTHS:
         raise ConfigurationError(f"{DATA_KEY_LENGTH} is {text}; it must be 16, 24 or 32")
     return int(text)
 

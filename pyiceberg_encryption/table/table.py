@@ -15,7 +15,7 @@ from pyiceberg_encryption.table.file_io import EncryptedFileIO
 from pyiceberg_encryption.table.manifests import VERSION, with_v3_snapshots
 from pyiceberg_encryption.table.models import encryption_keys
 from pyiceberg_encryption.table.scan import DataScan, IncrementalAppendScan
-from pyiceberg_encryption.table.transaction import Transaction
+from pyiceberg_encryption.table.transaction import Transaction, UpdateSpec
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import IncrementalAppendScan as PyIcebergIncrementalAppendScan
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update import TableRequirement, TableUpdate
+    from pyiceberg.table.update.spec import UpdateSpec as PyIcebergUpdateSpec
     from pyiceberg.typedef import Identifier, Properties
 
 
@@ -49,6 +50,11 @@ class Table(PyIcebergTable):
 
     def transaction(self) -> Transaction:
         return Transaction(self)
+
+    def update_spec(self, case_sensitive: bool = True) -> PyIcebergUpdateSpec:
+        if self.format_version < VERSION:
+            return super().update_spec(case_sensitive)
+        return UpdateSpec(Transaction(self, autocommit=True), case_sensitive=case_sensitive)
 
     def refresh(self) -> PyIcebergTable:
         """Keeps the FileIO of an encrypted table, which what is under way refers to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import uuid
 import warnings
@@ -16,6 +17,7 @@ from pyiceberg.io.pyarrow import (
     _expression_to_complementary_pyarrow,
     expression_to_pyarrow,
 )
+from pyiceberg.partitioning import PartitionField
 from pyiceberg.table import (
     ALWAYS_TRUE,
     DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE,
@@ -29,10 +31,12 @@ from pyiceberg.table import Transaction as PyIcebergTransaction
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import UpgradeFormatVersionUpdate
+from pyiceberg.table.update.spec import UpdateSpec as PyIcebergUpdateSpec
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.utils.config import Config
 
 from pyiceberg_encryption.table import lineage
+from pyiceberg_encryption.table.data_files import formats_of_v3
 from pyiceberg_encryption.table.manifests import VERSION
 from pyiceberg_encryption.table.models import AddEncryptionKeyUpdate, UpgradeToFormatV3Update
 from pyiceberg_encryption.table.read import ArrowScan
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.update.snapshot import UpdateSnapshot as PyIcebergUpdateSnapshot
+    from pyiceberg.transforms import Transform
     from pyiceberg.typedef import TableVersion
 
 _ROW_ID = lineage.ROW_ID.name
@@ -70,6 +75,35 @@ class Transaction(PyIcebergTransaction):
         if format_version != VERSION or self._is_v3:
             return super().upgrade_table_version(format_version)
         return self._apply((UpgradeToFormatV3Update(),))
+
+    def update_spec(self) -> PyIcebergUpdateSpec:
+        return UpdateSpec(self) if self._is_v3 else super().update_spec()
+
+    def append(
+        self,
+        df: pa.Table | pa.RecordBatchReader,
+        snapshot_properties: dict[str, str] = EMPTY_DICT,
+        branch: str | None = MAIN_BRANCH,
+    ) -> None:
+        with self._formats():
+            super().append(df, snapshot_properties, branch)
+
+    def overwrite(
+        self,
+        df: pa.Table | pa.RecordBatchReader,
+        overwrite_filter: BooleanExpression | str = ALWAYS_TRUE,
+        snapshot_properties: dict[str, str] = EMPTY_DICT,
+        case_sensitive: bool = True,
+        branch: str | None = MAIN_BRANCH,
+    ) -> None:
+        with self._formats():
+            super().overwrite(df, overwrite_filter, snapshot_properties, case_sensitive, branch)
+
+    def dynamic_partition_overwrite(
+        self, df: pa.Table, snapshot_properties: dict[str, str] = EMPTY_DICT, branch: str | None = MAIN_BRANCH
+    ) -> None:
+        with self._formats():
+            super().dynamic_partition_overwrite(df, snapshot_properties, branch)
 
     def delete(
         self,
@@ -164,6 +198,9 @@ class Transaction(PyIcebergTransaction):
             rows_updated=sum(map(len, updates)), rows_inserted=len(inserts) if when_not_matched_insert_all else 0
         )
 
+    def _formats(self) -> contextlib.AbstractContextManager[None]:
+        return formats_of_v3() if self._is_v3 else contextlib.nullcontext()
+
     def _scan(
         self, row_filter: str | BooleanExpression = ALWAYS_TRUE, case_sensitive: bool = True
     ) -> PyIcebergDataScan:
@@ -208,7 +245,7 @@ class Transaction(PyIcebergTransaction):
             if len(remaining) == 0:
                 yield task.file, []
             elif len(remaining) != len(rows):
-                yield task.file, list(self._write_with_lineage(metadata, remaining, commit_uuid, counter))
+                yield task.file, self._write_with_lineage(metadata, remaining, commit_uuid, counter)
 
     def _rows_with_lineage(self, metadata: TableMetadata, task: FileScanTask) -> pa.Table:
         schema = lineage.with_lineage(metadata.schema())
@@ -225,13 +262,28 @@ class Transaction(PyIcebergTransaction):
         rows: pa.Table,
         write_uuid: uuid.UUID,
         counter: itertools.count[int] | None = None,
-    ) -> Iterable[DataFile]:
-        return _dataframe_to_data_files(lineage.for_rewriting(metadata), rows, self._table.io, write_uuid, counter)
+    ) -> list[DataFile]:
+        with formats_of_v3():
+            target = lineage.for_rewriting(metadata)
+            return list(_dataframe_to_data_files(target, rows, self._table.io, write_uuid, counter))
 
     def _rebuild_snapshot_updates(self) -> None:
         # Keys of the attempt that failed: the next one makes its own.
         self._updates = tuple(update for update in self._updates if not isinstance(update, AddEncryptionKeyUpdate))
         super()._rebuild_snapshot_updates()
+
+
+class UpdateSpec(PyIcebergUpdateSpec):
+    """A partition field that comes back gets the id that it had, which PyIceberg sees to for format V2 alone."""
+
+    def _partition_field(self, transform_key: tuple[int, Transform[Any, Any]], name: str | None) -> PartitionField:
+        source_id, transform = transform_key
+        for spec in self._transaction.table_metadata.specs().values():
+            for field in spec.fields:
+                is_same = field.source_id == source_id and repr(field.transform) == repr(transform)
+                if is_same and name in (None, field.name):
+                    return PartitionField(source_id, field.field_id, transform, field.name)
+        return super()._partition_field(transform_key, name)
 
 
 class CreateTableTransaction(PyIcebergCreateTableTransaction, Transaction):

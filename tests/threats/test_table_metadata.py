@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -321,6 +322,22 @@ def test_17_unverified_metadata_is_refused_where_that_is_asked_for(lake: Lake) -
     table = load_unverified(lake)
     table.append(OTHER_ROWS)  # which mends it
     assert ids(lake.load(**refuse)) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("label", ["py-io-impl", "write.py-location-provider.impl"])
+def test_17_unverified_metadata_that_names_code_to_run(lake: Lake, label: str) -> None:
+    """PyIceberg would import it."""
+    lake.commit_as_another_engine(lambda metadata: metadata["properties"].update({label: "this.Zen"}), lake.create())
+    with refused(lake, "names code to be run"), pytest.warns(UnverifiedMetadataWarning):
+        lake.load()
+    assert "this" not in sys.modules
+
+
+def test_17_unverified_metadata_that_names_another_place(lake: Lake) -> None:
+    """Where the storage is, and with which credentials to go there, is for the catalog to say."""
+    other = {"s3.endpoint": "http://attacker"}
+    lake.commit_as_another_engine(lambda metadata: metadata["properties"].update(other), lake.create())
+    assert "s3.endpoint" not in load_unverified(lake).io.properties
 
 
 def test_10_metadata_that_asks_for_leniency(lake: Lake) -> None:
