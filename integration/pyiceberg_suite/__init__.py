@@ -76,7 +76,7 @@ def run(plugin: str | None, *arguments: str) -> Outcomes:
             subprocess.run(
                 [sys.executable, "-m", "pytest", "-q", "-rfEs", "-pno:cacheprovider", *plugins, f"@{selection}"],
                 cwd=folder,
-                env=os.environ | {OUTPUT: str(outcomes), "PYTHONPATH": path},
+                env=os.environ | {OUTPUT: str(outcomes), "PYTHONPATH": path, "TMPDIR": scratch},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 check=False,
