@@ -352,6 +352,29 @@ def test_a_commit_that_lost_a_race_is_tried_again(catalog: EncryptingCatalog) ->
     assert len(stale.metadata.encryption_keys) == 4  # type: ignore[union-attr]
 
 
+def test_commits_to_two_branches_at_once_get_their_own_numbers(catalog: EncryptingCatalog) -> None:
+    table = new_table(catalog)
+    table.append(simple(1))
+    table.append(simple(2))
+    head = table.current_snapshot()
+    assert head is not None
+    table.manage_snapshots().create_branch(head.snapshot_id, "side").commit()
+    stale = catalog.load_table("db.t")
+    table.delete("id = 1")
+    stale.append(simple(3), branch="side")
+    numbers = [snapshot.sequence_number for snapshot in catalog.load_table("db.t").snapshots()]
+    assert len(set(numbers)) == len(numbers) == 4
+
+
+def test_a_delete_leaves_rows_whose_value_is_nan(catalog: EncryptingCatalog) -> None:
+    """Bounds pass over NaN, so a file would look as if all of its rows matched."""
+    schema = pa.schema([("x", pa.float64())])
+    table = new_table(catalog, schema)
+    table.append(pa.table({"x": [1.0, float("nan")]}, schema=schema))
+    table.delete("x < 5")
+    assert table.scan().to_pandas()["x"].isna().to_list() == [True]
+
+
 # Evolving and time
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import ICEBERG, METADATA_LOCATION, TABLE_TYPE
@@ -13,7 +14,10 @@ from pyiceberg_encryption.table.metadata_json import to_json
 from pyiceberg_encryption.table.table import StagedTable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hive_metastore.ttypes import Table as HiveTable
+    from pyiceberg.catalog.hive import _HiveClient
     from pyiceberg.io import FileIO
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
@@ -24,6 +28,10 @@ METADATA_HASH = "metadata_hash"  # Iceberg Java: BaseMetastoreTableOperations.ME
 
 class HiveCatalog(EncryptingCatalog, PyIcebergHiveCatalog):
     """Tables in a Hive metastore, which keeps their key id and a hash of their metadata, as Iceberg Java does."""
+
+    def __init__(self, name: str, **properties: str) -> None:
+        super().__init__(name, **properties)
+        self._client = _ClientPerUse(lambda: self._create_hive_client(self.properties))  # type: ignore[assignment]
 
     def _convert_hive_into_iceberg(self, table: HiveTable) -> Table:
         name = f"{table.dbName}.{table.tableName}"
@@ -46,6 +54,22 @@ class HiveCatalog(EncryptingCatalog, PyIcebergHiveCatalog):
 
     def _staged(self, identifier: Identifier, metadata: TableMetadata, location: str, plain: FileIO) -> StagedTable:
         return _StagedHiveTable(identifier, metadata, location, self._io(metadata, plain), self)
+
+
+class _ClientPerUse:
+    """PyIceberg's client has one connection, which threads would close for each other while they hold a lock."""
+
+    def __init__(self, new_client: Callable[[], _HiveClient]) -> None:
+        self._new_client = new_client
+        self._in_use = threading.local()
+
+    def __enter__(self) -> Any:
+        client = self._new_client()
+        self._in_use.__dict__.setdefault("clients", []).append(client)
+        return client.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._in_use.clients.pop().__exit__(*error)
 
 
 class _StagedHiveTable(StagedTable):
