@@ -39,36 +39,25 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from pyiceberg_encryption import StaticTable, load_catalog
+from pyiceberg_encryption import StaticTable
 from pyiceberg_encryption.errors import ConfigurationError, IntegrityError
 from pyiceberg_encryption.table.file_io import FileKey
-from tests.support import MEMORY_PROPERTIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyiceberg.table import Table
 
     from pyiceberg_encryption.catalogs import EncryptingCatalog
+    from tests.table_support import Lake
 
-KMS = {"encryption.kms-type": "memory", **MEMORY_PROPERTIES}
 LINEAGE = ("*", "_row_id", "_last_updated_sequence_number")
 SIMPLE = pa.schema([("id", pa.int64()), ("text", pa.string())])
 
 
-def catalog_in(folder: Path, **properties: str) -> EncryptingCatalog:
-    place = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
-    catalog = load_catalog("test", type="sql", **{**place, **KMS, **properties})
-    catalog.create_namespace_if_not_exists("db")
-    return catalog
-
-
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[EncryptingCatalog]:
-    catalog = catalog_in(tmp_path)
-    yield catalog
-    catalog.close()
+def catalog(lake: Lake) -> EncryptingCatalog:
+    return lake.catalog()
 
 
 def new_table(catalog: EncryptingCatalog, schema: Any = SIMPLE, name: str = "db.t", **arguments: Any) -> Table:
@@ -125,11 +114,11 @@ def test_a_table_can_be_created_with_rows_in_one_transaction(catalog: Encrypting
     assert lineage(table) == {1: (0, 1), 2: (1, 2)}
 
 
-def test_defaults_of_the_catalog_encrypt_every_table(tmp_path: Path) -> None:
-    catalog = catalog_in(tmp_path, **{"table-default.encryption.key-id": "keyB", "encryption.required": "true"})
+def test_defaults_of_the_catalog_encrypt_every_table(lake: Lake) -> None:
+    catalog = lake.catalog(**{"table-default.encryption.key-id": "keyB", "encryption.required": "true"})
     table = catalog.create_table("db.t", SIMPLE)
     assert table.properties["encryption.key-id"] == "keyB"
-    without_default = catalog_in(tmp_path, **{"encryption.required": "true"})
+    without_default = lake.catalog(**{"encryption.required": "true"})
     with pytest.raises(IntegrityError, match=r"encryption\.required"):
         without_default.create_table("db.u", SIMPLE)
 
@@ -460,13 +449,13 @@ def test_rename_drop_and_purge(catalog: EncryptingCatalog, tmp_path: Path) -> No
     assert [path for path in (tmp_path / "warehouse").rglob("*") if path.is_file()] == []
 
 
-def test_a_static_table_needs_the_key_id_that_is_expected(catalog: EncryptingCatalog) -> None:
-    table = new_table(catalog)
+def test_a_static_table_needs_the_key_id_that_is_expected(lake: Lake) -> None:
+    table = new_table(lake.catalog())
     table.append(simple(1))
-    static = StaticTable.from_metadata(table.metadata_location, {**KMS, "encryption.key-id": "keyA"})
+    static = StaticTable.from_metadata(table.metadata_location, {**lake.kms, "encryption.key-id": "keyA"})
     assert rows(static) == simple(1).to_pylist()
     with pytest.raises(ConfigurationError, match=r"encryption\.key-id"):
-        StaticTable.from_metadata(table.metadata_location, KMS)
+        StaticTable.from_metadata(table.metadata_location, lake.kms)
 
 
 def test_statistics_files_are_kept(catalog: EncryptingCatalog) -> None:

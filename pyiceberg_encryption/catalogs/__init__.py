@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, cast
 
 from pyiceberg.catalog import PY_CATALOG_IMPL, TYPE, CatalogType, infer_catalog_type
@@ -10,6 +9,7 @@ from pyiceberg.utils.config import Config, merge_config
 
 from pyiceberg_encryption.catalogs.base import EncryptingCatalog
 from pyiceberg_encryption.errors import ConfigurationError
+from pyiceberg_encryption.imports import import_class
 
 if TYPE_CHECKING:
     from pyiceberg.typedef import RecursiveDict
@@ -37,11 +37,7 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encryptin
                 f"{', '.join(known.value for known in _CATALOGS)}"
             )
         implementation = _CATALOGS[kind]
-    module, _, class_name = str(implementation).rpartition(".")
-    try:
-        catalog_class = getattr(importlib.import_module(module), class_name)
-    except (AttributeError, ImportError, ValueError) as error:
-        raise ConfigurationError(f"The catalog {implementation} cannot be imported: {error}") from None
+    catalog_class = import_class(str(implementation), PY_CATALOG_IMPL)
     if not (isinstance(catalog_class, type) and issubclass(catalog_class, EncryptingCatalog)):
         raise ConfigurationError(
             f"{PY_CATALOG_IMPL} is {implementation}, whose tables would not be encrypted. Take one of "

@@ -23,9 +23,8 @@ from pyiceberg_encryption.kms import GuardedClient, load_kms_client
 from pyiceberg_encryption.table import metadata_files, policy
 from pyiceberg_encryption.table.file_io import EncryptedFileIO, plain_io
 from pyiceberg_encryption.table.keys import TableKeys
-from pyiceberg_encryption.table.manifests import VERSION
 from pyiceberg_encryption.table.metadata_json import to_json
-from pyiceberg_encryption.table.models import FIRST_ROW_ID
+from pyiceberg_encryption.table.models import FIRST_ROW_ID, VERSION
 from pyiceberg_encryption.table.policy import Policy
 from pyiceberg_encryption.table.table import StagedTable, Table
 from pyiceberg_encryption.table.transaction import CreateTableTransaction

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import ICEBERG, METADATA_LOCATION, TABLE_TYPE
@@ -73,7 +74,7 @@ class _ClientPerUse:
 
 
 class _StagedHiveTable(StagedTable):
-    @property
+    @cached_property
     def properties(self) -> dict[str, Any]:
         """What PyIceberg copies into the metastore when it commits."""
         return {**self.metadata.properties, **_hash_parameter(self.metadata)}

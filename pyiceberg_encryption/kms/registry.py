@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg_encryption.errors import ConfigurationError, EncryptionError
+from pyiceberg_encryption.imports import import_class
 from pyiceberg_encryption.kms.guard import GuardedClient, RetryPolicy, described
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _client_class(properties: Mapping[str, str]) -> Any:
             f"Both {KMS_TYPE} ({kms_type}) and {PY_KMS_IMPL} ({implementation}) are set; keep the one you mean"
         )
     if implementation:
-        return _import_class(implementation, PY_KMS_IMPL)
+        return _client_class_at(implementation, PY_KMS_IMPL)
     if not kms_type:
         java = f" ({JAVA_KMS_IMPL} names a Java class, and is not read here)" if JAVA_KMS_IMPL in properties else ""
         raise ConfigurationError(
@@ -54,29 +54,21 @@ def _client_class(properties: Mapping[str, str]) -> Any:
         )
     name = kms_type.lower()
     if name in BUILT_IN:
-        return _import_class(BUILT_IN[name], KMS_TYPE)
+        return _client_class_at(BUILT_IN[name], KMS_TYPE)
     found = [point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name.lower() == name]
     if len(found) > 1:
         raise ConfigurationError(f"Several packages bring a KMS type '{name}'; uninstall all but one")
     if not found:
         raise ConfigurationError(f"Unknown {KMS_TYPE} '{kms_type}'. Known types: {', '.join(_known_types())}")
-    return _import_class(found[0].value, KMS_TYPE)
+    return _client_class_at(found[0].value, KMS_TYPE)
 
 
 def _known_types() -> list[str]:
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
-def _import_class(path: str, property_name: str) -> Any:
-    module_name, _, class_name = path.replace(":", ".").rpartition(".")
-    if not module_name:
-        raise ConfigurationError(f"{property_name} is {path!r}; write it as module.Class")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except EncryptionError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}") from error
+def _client_class_at(path: str, property_name: str) -> Any:
+    found = import_class(path, property_name)
     missing = [method for method in REQUIRED_METHODS if not callable(getattr(found, method, None))]
     missing += getattr(found, "__abstractmethods__", ())
     if missing:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 ROW_ID = NestedField(2147483540, "_row_id", LongType(), required=False)
 LAST_UPDATED_SEQUENCE_NUMBER = NestedField(2147483539, "_last_updated_sequence_number", LongType(), required=False)
 FIELDS = (ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER)
-NAMES = tuple(field.name for field in FIELDS)
 IDS = frozenset(field.field_id for field in FIELDS)
 
 

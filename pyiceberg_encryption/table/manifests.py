@@ -51,7 +51,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from pyiceberg_encryption.errors import FormatError
 from pyiceberg_encryption.table.file_io import EncryptedOutputFile, FileKey, checked_key, manifest_list_key, read_whole
-from pyiceberg_encryption.table.models import key_id
+from pyiceberg_encryption.table.models import VERSION, key_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,11 +66,9 @@ if TYPE_CHECKING:
     from pyiceberg.typedef import TableVersion
     from pyiceberg.types import StructType
 
-VERSION: TableVersion = 3
 RECORDS_PER_BLOCK = 1000
 
 _DATA_FILE_FIELDS = [field.name for field in DATA_FILE_TYPE[VERSION].fields]
-CONTENT = _DATA_FILE_FIELDS.index("content")
 KEY_METADATA = _DATA_FILE_FIELDS.index("key_metadata")
 FIRST_ROW_ID = _DATA_FILE_FIELDS.index("first_row_id")
 REFERENCED_DATA_FILE = _DATA_FILE_FIELDS.index("referenced_data_file")

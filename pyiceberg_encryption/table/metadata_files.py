@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import re
 import uuid
 import zlib
 from typing import TYPE_CHECKING
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 UUID_VERSION = 8  # RFC 9562, section 5.8: for what an application makes of its own
-_NAME = re.compile(r"(\d+)-([0-9a-f-]{36})(\.gz)?\.metadata\.json")
 
 
 def named_after(content: bytes, location: str) -> str:
@@ -43,9 +41,9 @@ def read(io: FileIO, location: str, expected_hive_hash: str | None) -> tuple[Tab
     """The metadata, and whether it was proven to be what was committed. What fails the proof is not even parsed."""
     with io.new_input(location).open() as stream:
         stored = stream.read()
-    found = _NAME.fullmatch(location.rpartition("/")[2])
-    is_named_after_content = found is not None and uuid.UUID(found[2]).version == UUID_VERSION
-    if is_named_after_content and found is not None and found[2] != str(_content_uuid(stored)):
+    claimed = _uuid_in(location)
+    is_named_after_content = claimed is not None and claimed.version == UUID_VERSION
+    if is_named_after_content and claimed != _content_uuid(stored):
         raise IntegrityError(
             f"{location} is not the metadata that was committed under this name: it was changed or replaced"
         )
@@ -55,6 +53,14 @@ def read(io: FileIO, location: str, expected_hive_hash: str | None) -> tuple[Tab
             f"{location} is not the metadata whose hash is in the metastore: it was changed or replaced"
         )
     return TableMetadataUtil.parse_raw(content.decode()), is_named_after_content or bool(expected_hive_hash)
+
+
+def _uuid_in(location: str) -> uuid.UUID | None:
+    found = TABLE_METADATA_FILE_NAME_REGEX.fullmatch(location.rpartition("/")[2])
+    try:
+        return uuid.UUID(found[2]) if found else None
+    except ValueError:
+        return None
 
 
 def _content_uuid(content: bytes) -> uuid.UUID:

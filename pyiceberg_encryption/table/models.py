@@ -25,7 +25,7 @@ from pyiceberg.table.update import (
     _apply_table_update,
     _TableMetadataUpdateContext,
 )
-from pyiceberg.typedef import IcebergBaseModel
+from pyiceberg.typedef import IcebergBaseModel, TableVersion
 
 from pyiceberg_encryption.errors import ConfigurationError, IntegrityError
 from pyiceberg_encryption.keyring import EncryptedKey
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 TESTED_VERSIONS = "0.12."
+VERSION: TableVersion = 3  # the format version that has encryption
 FIRST_ROW_ID = 0  # Iceberg Java: TableMetadata.INITIAL_ROW_ID
 
 
@@ -61,7 +62,7 @@ class AddEncryptionKeyUpdate(IcebergBaseModel):
 class UpgradeToFormatV3Update(UpgradeFormatVersionUpdate):
     """PyIceberg's own update knows no format version above 2."""
 
-    format_version: int = Field(alias="format-version", default=3)
+    format_version: int = Field(alias="format-version", default=VERSION)
 
 
 def encryption_keys(metadata: TableMetadata) -> tuple[EncryptedKey, ...]:
@@ -105,7 +106,7 @@ def _add_field(model: type[BaseModel], name: str, annotation: Any, field: Any) -
 def _(  # type: ignore[misc]  # PyIceberg's union of updates is closed
     update: AddEncryptionKeyUpdate, base_metadata: TableMetadata, context: _TableMetadataUpdateContext
 ) -> TableMetadata:
-    if base_metadata.format_version < 3:
+    if base_metadata.format_version < VERSION:
         raise ValueError("A table below format version 3 can have no encryption keys")
     keys: list[EncryptionKeyEntry] = getattr(base_metadata, "encryption_keys", None) or []
     for key in keys:
@@ -121,13 +122,13 @@ def _(  # type: ignore[misc]  # PyIceberg's union of updates is closed
 def _(
     update: UpgradeToFormatV3Update, base_metadata: TableMetadata, context: _TableMetadataUpdateContext
 ) -> TableMetadata:
-    if base_metadata.format_version >= 3:
+    if base_metadata.format_version >= VERSION:
         return base_metadata
     context.add_update(update)
     fields = {
         "last_sequence_number": INITIAL_SEQUENCE_NUMBER,  # what V1 does not have
         **dict(base_metadata),
-        "format_version": 3,
+        "format_version": VERSION,
         "next_row_id": FIRST_ROW_ID,
     }
     known = TableMetadataV3.model_fields

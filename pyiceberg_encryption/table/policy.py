@@ -11,8 +11,7 @@ from pyiceberg.table import TableProperties
 from pyiceberg_encryption.ciphers import KEY_LENGTHS
 from pyiceberg_encryption.errors import ConfigurationError, IntegrityError
 from pyiceberg_encryption.keyring import DATA_KEY_LENGTH_DEFAULT
-from pyiceberg_encryption.table.manifests import VERSION
-from pyiceberg_encryption.table.models import encryption_keys, key_id
+from pyiceberg_encryption.table.models import VERSION, encryption_keys, key_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

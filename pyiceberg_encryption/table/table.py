@@ -12,8 +12,8 @@ from pyiceberg.typedef import EMPTY_DICT
 
 from pyiceberg_encryption.errors import IntegrityError, UsageError
 from pyiceberg_encryption.table.file_io import EncryptedFileIO
-from pyiceberg_encryption.table.manifests import VERSION, with_v3_snapshots
-from pyiceberg_encryption.table.models import encryption_keys
+from pyiceberg_encryption.table.manifests import with_v3_snapshots
+from pyiceberg_encryption.table.models import VERSION, encryption_keys
 from pyiceberg_encryption.table.scan import DataScan, IncrementalAppendScan
 from pyiceberg_encryption.table.transaction import Transaction, UpdateSpec
 

@@ -37,8 +37,7 @@ from pyiceberg.utils.config import Config
 
 from pyiceberg_encryption.table import lineage
 from pyiceberg_encryption.table.data_files import formats_of_v3
-from pyiceberg_encryption.table.manifests import VERSION
-from pyiceberg_encryption.table.models import AddEncryptionKeyUpdate, UpgradeToFormatV3Update
+from pyiceberg_encryption.table.models import VERSION, AddEncryptionKeyUpdate, UpgradeToFormatV3Update
 from pyiceberg_encryption.table.read import ArrowScan
 from pyiceberg_encryption.table.scan import DataScan
 from pyiceberg_encryption.table.snapshots import UpdateSnapshot
@@ -61,8 +60,10 @@ _INDEX = "__index"
 class Transaction(PyIcebergTransaction):
     @property
     def _is_v3(self) -> bool:
-        version: TableVersion = self.table_metadata.format_version
-        return version >= VERSION
+        # Not asked of `table_metadata`, which applies all updates each time.
+        return self._table.metadata.format_version >= VERSION or any(
+            isinstance(update, UpgradeToFormatV3Update) for update in self._updates
+        )
 
     def update_snapshot(
         self, snapshot_properties: dict[str, str] = EMPTY_DICT, branch: str | None = MAIN_BRANCH

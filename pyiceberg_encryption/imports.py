@@ -1,0 +1,20 @@
+"""Classes that properties name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from pyiceberg_encryption.errors import ConfigurationError, EncryptionError
+
+
+def import_class(path: str, property_name: str) -> Any:
+    module_name, _, class_name = path.replace(":", ".").rpartition(".")
+    if not module_name:
+        raise ConfigurationError(f"{property_name} is {path!r}; write it as module.Class")
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except EncryptionError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}") from error
