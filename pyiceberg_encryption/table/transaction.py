@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import DataScan as PyIcebergDataScan
     from pyiceberg.table import FileScanTask
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.update import TableUpdate
     from pyiceberg.table.update.snapshot import UpdateSnapshot as PyIcebergUpdateSnapshot
     from pyiceberg.transforms import Transform
     from pyiceberg.typedef import TableVersion
@@ -58,12 +59,21 @@ _INDEX = "__index"
 
 
 class Transaction(PyIcebergTransaction):
+    _known: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """As PyIceberg's, which copies all metadata each time that it is asked. Here that is done once a change."""
+        base, updates = self._table.metadata, self._updates
+        known = self._known  # one assignment: producers ask from several threads
+        if known is None or known[0] is not base or known[1] is not updates:
+            self._known = known = (base, updates, super().table_metadata)
+        return known[2]
+
     @property
     def _is_v3(self) -> bool:
-        # Not asked of `table_metadata`, which applies all updates each time.
-        return self._table.metadata.format_version >= VERSION or any(
-            isinstance(update, UpgradeToFormatV3Update) for update in self._updates
-        )
+        version: TableVersion = self.table_metadata.format_version
+        return version >= VERSION
 
     def update_snapshot(
         self, snapshot_properties: dict[str, str] = EMPTY_DICT, branch: str | None = MAIN_BRANCH
