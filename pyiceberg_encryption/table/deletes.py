@@ -60,10 +60,9 @@ class DeleteIndex:
         vector = self._vectors.get(file.file_path)
         if vector is not None and _sequence_number(vector) >= _sequence_number(entry):
             return {vector.data_file}
-        candidates = [
-            *self._by_path.get(file.file_path, ()),
-            *self._by_partition.get((file.spec_id, file.partition), ()),
-        ]
+        candidates = self._by_path.get(file.file_path, [])
+        if self._by_partition:
+            candidates = candidates + self._by_partition.get((file.spec_id, file.partition), [])
         return {deletes.data_file for deletes in candidates if _sequence_number(deletes) >= _sequence_number(entry)}
 
 

@@ -13,7 +13,7 @@ from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import DataScan as PyIcebergDataScan
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner
 from pyiceberg.table import IncrementalAppendScan as PyIcebergIncrementalAppendScan
-from pyiceberg.typedef import KeyDefaultDict
+from pyiceberg.types import strtobool
 
 from pyiceberg_encryption.table import collector, lineage
 from pyiceberg_encryption.table.deletes import DeleteIndex
@@ -22,8 +22,10 @@ from pyiceberg_encryption.table.read import ArrowScan
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pyiceberg.manifest import ManifestEntry, ManifestFile
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.schema import Schema
+    from pyiceberg.typedef import Record
 
 
 class Planner(ManifestGroupPlanner):
@@ -42,17 +44,31 @@ class Planner(ManifestGroupPlanner):
                 deletes.add(entry)
             else:
                 raise NotImplementedError(f"{entry.data_file.file_path}: equality deletes cannot be read")
-        residual_evaluators = KeyDefaultDict(self._build_residual_evaluator)
+        residuals: dict[tuple[int, Record], BooleanExpression] = {}
         return [
             FileScanTask(
                 entry.data_file,
                 delete_files=deletes.for_data_file(entry),
-                residual=residual_evaluators[entry.data_file.spec_id](entry.data_file).residual_for(
-                    entry.data_file.partition
-                ),
+                residual=self._residual(entry.data_file, residuals),
             )
             for entry in data
         ]
+
+    def _build_metrics_evaluator(self) -> Callable[[DataFile], bool]:
+        """Without a filter, the statistics of the columns need not be decoded."""
+        if self.row_filter != AlwaysTrue():
+            return super()._build_metrics_evaluator()
+        includes_empty_files = strtobool(self.options.get("include_empty_files", "false"))
+        return lambda file: file.record_count != 0 or includes_empty_files
+
+    def _residual(self, file: DataFile, known: dict[tuple[int, Record], BooleanExpression]) -> BooleanExpression:
+        """What is left of the filter in the rows of a partition."""
+        partition = (file.spec_id, file.partition)
+        found = known.get(partition)
+        if found is None:
+            evaluator = self._build_residual_evaluator(file.spec_id)(file)
+            known[partition] = found = evaluator.residual_for(file.partition)
+        return found
 
 
 class DataScan(PyIcebergDataScan):
