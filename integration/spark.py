@@ -43,7 +43,7 @@ def hive_metastore(folder: Path) -> Iterator[str]:
     }
     values = "".join(f"<property><name>{name}</name><value>{value}</value></property>" for name, value in site.items())
     (folder / "conf" / "hive-site.xml").write_text(f"<configuration>{values}</configuration>")
-    libraries = [*_pyspark_jars(), *java.jars("metastore")]
+    libraries = [*pyspark_jars(), *java.jars("metastore")]
     classes = java.compiled(java.HERE / "java" / "metastore", libraries)
     port = servers.free_port()
     opens = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in ("java.net", "java.lang")]
@@ -97,10 +97,10 @@ def _java_home() -> Path:
     return wrapper.parent.parent
 
 
-def _pyspark_jars() -> list[Path]:
+def pyspark_jars(beginning: str = "") -> list[Path]:
     import pyspark
 
-    return sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
+    return sorted((Path(pyspark.__file__).parent / "jars").glob(f"{beginning}*.jar"))
 
 
 def _test_kms() -> Path:

@@ -18,6 +18,9 @@ _CATALOGS = {
     CatalogType.SQL: "pyiceberg_encryption.catalogs.sql.SqlCatalog",
     CatalogType.IN_MEMORY: "pyiceberg_encryption.catalogs.sql.InMemoryCatalog",
     CatalogType.HIVE: "pyiceberg_encryption.catalogs.hive.HiveCatalog",
+    CatalogType.REST: "pyiceberg_encryption.catalogs.rest.RestCatalog",
+    CatalogType.GLUE: "pyiceberg_encryption.catalogs.glue.GlueCatalog",
+    CatalogType.DYNAMODB: "pyiceberg_encryption.catalogs.dynamodb.DynamoDbCatalog",
 }
 
 __all__ = ["EncryptingCatalog", "load_catalog"]

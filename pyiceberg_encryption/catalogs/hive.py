@@ -8,7 +8,8 @@ from pyiceberg.catalog import ICEBERG, METADATA_LOCATION, TABLE_TYPE
 from pyiceberg.catalog.hive import HiveCatalog as PyIcebergHiveCatalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchPropertyException
 
-from pyiceberg_encryption.catalogs.base import EncryptingCatalog, Vouched
+from pyiceberg_encryption.catalogs.base import Vouched
+from pyiceberg_encryption.catalogs.metastore import EncryptingMetastoreCatalog
 from pyiceberg_encryption.table import policy
 from pyiceberg_encryption.table.metadata_files import hive_hash
 from pyiceberg_encryption.table.metadata_json import to_json
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 METADATA_HASH = "metadata_hash"  # Iceberg Java: BaseMetastoreTableOperations.METADATA_HASH_PROP
 
 
-class HiveCatalog(EncryptingCatalog, PyIcebergHiveCatalog):
+class HiveCatalog(EncryptingMetastoreCatalog, PyIcebergHiveCatalog):
     """Tables in a Hive metastore, which keeps their key id and a hash of their metadata, as Iceberg Java does."""
 
     def __init__(self, name: str, **properties: str) -> None:

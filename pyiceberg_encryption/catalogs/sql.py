@@ -7,14 +7,14 @@ from pyiceberg.catalog.memory import InMemoryCatalog as PyIcebergInMemoryCatalog
 from pyiceberg.catalog.sql import SqlCatalog as PyIcebergSqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 
-from pyiceberg_encryption.catalogs.base import EncryptingCatalog
+from pyiceberg_encryption.catalogs.metastore import EncryptingMetastoreCatalog
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables
     from pyiceberg.table import Table
 
 
-class SqlCatalog(EncryptingCatalog, PyIcebergSqlCatalog):
+class SqlCatalog(EncryptingMetastoreCatalog, PyIcebergSqlCatalog):
     """Tables in a database, of which it holds the location of the metadata. SQLite, PostgreSQL and others."""
 
     def _convert_orm_to_iceberg(self, orm_table: IcebergTables) -> Table:

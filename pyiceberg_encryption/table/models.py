@@ -7,9 +7,10 @@ version of PyIceberg has a field of its own, that one is used.
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, Field
+from pyiceberg.table import CommitTableRequest, CommitTableResponse
 from pyiceberg.table.metadata import (
     INITIAL_SEQUENCE_NUMBER,
     TableMetadata,
@@ -21,6 +22,8 @@ from pyiceberg.table.metadata import (
 )
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    TableUpdate,
     UpgradeFormatVersionUpdate,
     _apply_table_update,
     _TableMetadataUpdateContext,
@@ -59,6 +62,11 @@ class AddEncryptionKeyUpdate(IcebergBaseModel):
     encryption_key: EncryptionKeyEntry = Field(alias="encryption-key")
 
 
+class RemoveEncryptionKeyUpdate(IcebergBaseModel):
+    action: Literal["remove-encryption-key"] = Field(default="remove-encryption-key")
+    key_id: str = Field(alias="key-id")
+
+
 class UpgradeToFormatV3Update(UpgradeFormatVersionUpdate):
     """PyIceberg's own update knows no format version above 2."""
 
@@ -89,7 +97,18 @@ def _extend_models() -> None:
         list[EncryptionKeyEntry] | None,
         Field(alias="encryption-keys", default=None),
     )
-    for model in (TableMetadataV1, TableMetadataV2, TableMetadataV3, TableMetadataWrapper):
+    known_updates, discriminator = get_args(TableUpdate)
+    any_update: Any = known_updates | AddEncryptionKeyUpdate | RemoveEncryptionKeyUpdate
+    CommitTableRequest.__pydantic_fields__["updates"].annotation = tuple[Annotated[any_update, discriminator], ...]
+    for model in (
+        TableMetadataV1,
+        TableMetadataV2,
+        TableMetadataV3,
+        TableMetadataWrapper,
+        AddSnapshotUpdate,
+        CommitTableRequest,
+        CommitTableResponse,
+    ):
         model.model_rebuild(force=True)
 
 
@@ -116,6 +135,15 @@ def _(  # type: ignore[misc]  # PyIceberg's union of updates is closed
             return base_metadata
     context.add_update(update)  # type: ignore[arg-type]
     return base_metadata.model_copy(update={"encryption_keys": [*keys, update.encryption_key]})
+
+
+@_apply_table_update.register(RemoveEncryptionKeyUpdate)
+def _(  # type: ignore[misc]
+    update: RemoveEncryptionKeyUpdate, base_metadata: TableMetadata, context: _TableMetadataUpdateContext
+) -> TableMetadata:
+    keys: list[EncryptionKeyEntry] = getattr(base_metadata, "encryption_keys", None) or []
+    context.add_update(update)  # type: ignore[arg-type]
+    return base_metadata.model_copy(update={"encryption_keys": [key for key in keys if key.key_id != update.key_id]})
 
 
 @_apply_table_update.register(UpgradeToFormatV3Update)

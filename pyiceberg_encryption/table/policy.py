@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyiceberg.io import PY_IO_IMPL
@@ -56,6 +56,15 @@ class Policy:
             expected_key_ids=_after(properties, EXPECTED_KEY_ID),
             refuses_unverified_metadata=_choice(properties, UNVERIFIED_METADATA, "warn", _UNVERIFIED),
             admits_plaintext_data=_choice(properties, PLAINTEXT_DATA_FILES, "refuse", _PLAINTEXT),
+            table_defaults=_after(properties, TABLE_DEFAULT_PREFIX),
+            table_overrides=_after(properties, TABLE_OVERRIDE_PREFIX),
+        )
+
+    def with_settings_of_server(self, properties: Mapping[str, str]) -> Policy:
+        """What a server may add to a client's configuration: it can ask for more encryption, never for less."""
+        return replace(
+            self,
+            required=self.required or _choice(properties, REQUIRED, "false", _TRUE),
             table_defaults=_after(properties, TABLE_DEFAULT_PREFIX),
             table_overrides=_after(properties, TABLE_OVERRIDE_PREFIX),
         )

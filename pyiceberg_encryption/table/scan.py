@@ -76,6 +76,10 @@ class DataScan(PyIcebergDataScan):
     def _manifest_planner(self) -> Planner:
         return Planner(self.table_metadata, self.io, self.row_filter, self.case_sensitive, self.options)
 
+    def _should_use_server_side_planning(self) -> bool:
+        """A server has no keys, and its tasks do not say all that format V3 has."""
+        return False
+
     def _plan_files_local(self) -> Iterable[FileScanTask]:
         with collector.paused():
             return super()._plan_files_local()

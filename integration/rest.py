@@ -1,0 +1,33 @@
+"""Iceberg's reference server of the REST catalog, as a process on the loopback interface."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from integration import java, servers
+from integration.spark import pyspark_jars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def server(folder: Path, warehouse: str, port: int | None = None, **properties: str) -> Iterator[str]:
+    """Its tables are in a SQLite file in this folder, so that it can be ended and started again. Yields its URI."""
+    settings = {
+        "catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
+        "uri": f"jdbc:sqlite:{folder / 'catalog.db'}",
+        "jdbc.schema-version": "V1",
+        "clients": "1",  # SQLite has one writer
+        "warehouse": warehouse,
+        **properties,
+    }
+    libraries = [*java.jars("rest"), *pyspark_jars("hadoop-client-")]
+    classes = java.compiled(java.HERE / "java" / "rest", libraries)
+    port = port or servers.free_port()
+    command = [java.java_command(), "-cp", java.joined([classes, *libraries]), "org.apache.iceberg.rest.RestServer"]
+    arguments = [str(port), *(f"{name}={value}" for name, value in settings.items())]
+    with servers.running([*command, *arguments], port):
+        yield f"http://127.0.0.1:{port}"
