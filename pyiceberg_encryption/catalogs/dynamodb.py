@@ -18,6 +18,7 @@ from pyiceberg.exceptions import (
     NoSuchIcebergTableError,
     NoSuchPropertyException,
     NoSuchTableError,
+    TableAlreadyExistsError,
 )
 from pyiceberg.table import CommitTableResponse
 
@@ -26,8 +27,7 @@ from pyiceberg_encryption.catalogs.metastore import EncryptingMetastoreCatalog
 if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.update import TableRequirement, TableUpdate
-
-    from pyiceberg_encryption.table.table import StagedTable
+    from pyiceberg.typedef import Identifier
 
 _LOCATION = _add_property_prefix(METADATA_LOCATION)
 
@@ -47,6 +47,17 @@ class DynamoDbCatalog(EncryptingMetastoreCatalog, PyIcebergDynamoDbCatalog):
             raise NoSuchPropertyException(f"{name} has no {METADATA_LOCATION}")
         return self._load(self.identifier_to_tuple(name), location)
 
+    def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
+        if overwrite:
+            raise NotImplementedError("`overwrite` isn't supported")
+        names = self.identifier_to_database_and_table(identifier)
+        self._ensure_namespace_exists(names[0])
+        try:
+            self._point_to(self._load(names, metadata_location), names, None)
+        except CommitFailedException:
+            raise TableAlreadyExistsError(f"Table {'.'.join(names)} already exists") from None
+        return self.load_table(identifier)
+
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
@@ -65,7 +76,7 @@ class DynamoDbCatalog(EncryptingMetastoreCatalog, PyIcebergDynamoDbCatalog):
         self._point_to(staged, names, item)
         return CommitTableResponse(metadata=staged.metadata, metadata_location=staged.metadata_location)
 
-    def _point_to(self, staged: StagedTable, names: tuple[str, str], item: dict[str, Any] | None) -> None:
+    def _point_to(self, staged: Table, names: tuple[str, str], item: dict[str, Any] | None) -> None:
         """Fails if the item is not what it was. Iceberg Java compares the same attribute."""
         condition: dict[str, Any]
         if item is None:
@@ -89,7 +100,7 @@ class DynamoDbCatalog(EncryptingMetastoreCatalog, PyIcebergDynamoDbCatalog):
             if not self._was_committed(staged):  # which boto3 tries again when the answer is lost
                 raise CommitFailedException(f"{'.'.join(names)} was changed by another commit") from None
 
-    def _was_committed(self, staged: StagedTable) -> bool:
+    def _was_committed(self, staged: Table) -> bool:
         try:
             item = self._get_iceberg_table_item(*self.identifier_to_database_and_table(staged.name()))
         except NoSuchTableError:

@@ -1,0 +1,129 @@
+"""Every catalog on every storage: what `load_catalog` needs for each. Servers are started when they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, TypeVar, cast
+from unittest import mock
+
+from integration import rest, servers, spark, storage
+from integration.proxy import Answer, Proxy, Request
+from integration.storage import ARROW, FSSPEC, Storage
+from tests.support import MEMORY_PROPERTIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+CATALOGS = ("SQL (SQLite)", "SQL (PostgreSQL)", "in-memory", "Hive", "REST", "Glue", "DynamoDB")
+STORAGES = (*(f"{place}, {file_io}" for place in ("local", "S3", "Azure Blob") for file_io in ("PyArrow", "fsspec")),)
+T = TypeVar("T")
+LEFT_OUT = {  # because a server, which makes folders or writes metadata there itself, has nothing to reach it with here
+    ("Hive", "S3"),
+    ("Hive", "Azure Blob"),
+    ("REST", "Azure Blob"),
+}
+COMBINATIONS = [
+    (catalog, storage)
+    for catalog in CATALOGS
+    for storage in STORAGES
+    if (catalog, storage.partition(",")[0]) not in LEFT_OUT
+]
+AWS_CREDENTIALS = {"region": storage.REGION, "access-key-id": "testing", "secret-access-key": "testing"}
+
+
+class GlueVersions:
+    """Refuses an update of another version than the newest. Glue does that, but moto does not."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+
+    def check(self, request: Request) -> Answer | None:
+        if request.headers.get("X-Amz-Target") != "AWSGlue.UpdateTable":
+            return None
+        body = json.loads(request.body)
+        table = (body["DatabaseName"], body["TableInput"]["Name"])
+        updated = int(body["VersionId"])
+        with self._lock:
+            if updated < self._newest.get(table, 0):
+                text = json.dumps({"__type": "ConcurrentModificationException", "Message": "another version"})
+                return Answer(400, text.encode(), {"Content-Type": "application/x-amz-json-1.1"})
+            self._newest[table] = updated + 1
+        return None
+
+
+class Environments:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = contextlib.ExitStack()
+        self._started: dict[str, object] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def storage(self, name: str) -> Storage:
+        place, _, file_io = name.partition(", ")
+        io = ARROW if file_io == "PyArrow" else FSSPEC
+        if place == "S3":
+            client = self._once("s3", lambda: storage.s3(self._folder / "s3"))
+            return storage.on_s3(self._folder / "s3", client, io)
+        if place == "Azure Blob":
+            client = self._once("azure", lambda: storage.azure(self._folder / "azure"))
+            return storage.on_azure(self._folder / "azure", client, io)
+        return storage.local(self._folder / "local", io)
+
+    def properties(self, catalog: str, on: Storage) -> dict[str, str]:
+        """For `load_catalog`."""
+        own = self._catalog(catalog, on)
+        kms = {"encryption.kms-type": "memory", **MEMORY_PROPERTIES}
+        return {"warehouse": f"{on.warehouse}/{own['type']}", **on.properties, **kms, **own}
+
+    def _catalog(self, name: str, on: Storage) -> dict[str, str]:
+        if name == "SQL (SQLite)":
+            return {"type": "sql", "uri": f"sqlite:///{self._folder}/{on.name.replace(' ', '')}.db"}
+        if name == "SQL (PostgreSQL)":
+            return {"type": "sql", "uri": self._once("postgres", lambda: servers.postgres(self._folder / "postgres"))}
+        if name == "in-memory":
+            return {"type": "in-memory"}
+        if name == "Hive":
+            metastore = self._once("hive", lambda: spark.hive_metastore(self._folder / "hive"))
+            return {"type": "hive", "uri": metastore}
+        if name == "REST":
+            return {"type": "rest", "uri": self._rest(on)}
+        endpoint = self._once("aws", servers.moto)
+        if name == "Glue":
+            glue = self._once("glue", lambda: Proxy(endpoint, GlueVersions().check))
+            credentials = {f"glue.{label}": value for label, value in AWS_CREDENTIALS.items()}
+            return {"type": "glue", "glue.endpoint": glue.uri, **credentials}
+        # PyIceberg has no property for its endpoint
+        self._once("endpoint", lambda: mock.patch.dict(os.environ, AWS_ENDPOINT_URL_DYNAMODB=endpoint))
+        return {"type": "dynamodb", **{f"dynamodb.{label}": value for label, value in AWS_CREDENTIALS.items()}}
+
+    def _rest(self, on: Storage) -> str:
+        place = on.name.partition(",")[0]
+        s3 = {
+            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+            "s3.path-style-access": "true",
+            "client.region": storage.REGION,
+            **{label: value for label, value in on.properties.items() if label in storage.S3_CLIENT},
+        }
+        folder = self._folder / f"rest-{place}"
+        folder.mkdir(exist_ok=True)
+        return self._once(f"rest on {place}", lambda: rest.server(folder, on.warehouse, s3 if place == "S3" else {}))
+
+    def _once(self, name: str, start: Callable[[], contextlib.AbstractContextManager[T]]) -> T:
+        if name not in self._started:
+            self._started[name] = self._stack.enter_context(start())
+        return cast("T", self._started[name])
