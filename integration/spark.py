@@ -60,7 +60,7 @@ def session(metastore: str, warehouse: Path) -> Iterator[Any]:
 
     os.environ["JAVA_HOME"] = str(_java_home())
     settings = {
-        "spark.jars": ",".join(map(str, [*java.jars("spark"), _test_kms()])),
+        "spark.jars": ",".join(map(str, [*java.jars("spark"), _test_kms(), _aws_sdk()])),
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
         f"spark.sql.catalog.{CATALOG}.type": "hive",
@@ -101,6 +101,11 @@ def pyspark_jars(beginning: str = "") -> list[Path]:
     import pyspark
 
     return sorted((Path(pyspark.__file__).parent / "jars").glob(f"{beginning}*.jar"))
+
+
+def _aws_sdk() -> Path:
+    (bundle,) = (jar for jar in java.jars("peer") if jar.name.startswith("iceberg-aws-bundle"))
+    return bundle
 
 
 def _test_kms() -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlparse
 
+import boto3
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import ValidationException
@@ -976,3 +977,69 @@ def test_changed_metadata_is_refused(both: Both) -> None:
         both.sql("tampered", "select * from {t}")
     file.write_bytes(content)
     both.agree("tampered")
+
+
+def test_a_table_sealed_by_aws_kms_with_one_configuration_for_both(
+    both: Both, aws_endpoint: str, tmp_path: Path
+) -> None:
+    """Java's own AWS client beside the one here, which both read these properties, on one KMS."""
+    properties = {"encryption.kms-type": "aws", "kms.endpoint": aws_endpoint, "client.region": "eu-west-1"}
+    credentials = {"aws.accessKeyId": "testing", "aws.secretAccessKey": "testing"}
+    admin = boto3.client(
+        "kms",
+        endpoint_url=aws_endpoint,
+        region_name="eu-west-1",
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+    )
+    key_id = admin.create_key()["KeyMetadata"]["Arn"]
+    admin.close()
+    for name, value in credentials.items():  # where both look for them outside of the configuration
+        both.spark._jvm.java.lang.System.setProperty(name, value)
+    java_catalog = {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "hive",
+        ".uri": both.catalog.properties["uri"],
+        ".warehouse": str(tmp_path),
+        ".cache-enabled": "false",
+        **{f".{name}": value for name, value in properties.items()},
+    }
+    for name, value in java_catalog.items():
+        both.spark.conf.set(f"spark.sql.catalog.aws{name}", value)
+    both.spark.sql(
+        f"create table aws.{NAMESPACE}.of_java (id bigint) using iceberg location 'file://{tmp_path}/of_java' "
+        f"tblproperties ('format-version'='3', 'encryption.key-id'='{key_id}')"
+    )
+    both.spark.sql(f"insert into aws.{NAMESPACE}.of_java values (1), (2)")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        uri = both.catalog.properties["uri"]
+        with load_catalog("h", type="hive", uri=uri, warehouse=f"file://{tmp_path}", **properties) as catalog:
+            of_java = catalog.load_table((NAMESPACE, "of_java"))
+            assert sorted(of_java.scan().to_arrow()["id"].to_pylist()) == [1, 2]
+            of_java.append(pa.table({"id": [3]}))
+            of_python = catalog.create_table(
+                (NAMESPACE, "of_python"), of_java.schema(), properties={"encryption.key-id": key_id}
+            )
+            of_python.append(pa.table({"id": [1, 2]}))
+            both.spark.sql(f"insert into aws.{NAMESPACE}.of_python values (3)")
+            for table in ("of_java", "of_python"):
+                found = both.spark.sql(f"select id from aws.{NAMESPACE}.{table}").collect()
+                assert sorted(row.id for row in found) == [1, 2, 3]
+                python = catalog.load_table((NAMESPACE, table)).scan().to_arrow()
+                assert sorted(python["id"].to_pylist()) == [1, 2, 3]
+
+
+def test_threads_share_a_catalog(both: Both) -> None:
+    retries = {"commit.retry.num-retries": "30", "commit.retry.min-wait-ms": "10", "commit.retry.max-wait-ms": "200"}
+    both.create("threads", properties={**ENCRYPTED, **retries})
+
+    def write(writer: int) -> None:
+        for number in range(3):
+            both.catalog.load_table((NAMESPACE, "threads")).append(rows(10 * writer + number, 10 * writer + number))
+
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(write, range(1, 5)))
+    seen = both.agree("threads")
+    assert seen.rows.keys() == {10 * writer + number for writer in range(1, 5) for number in range(3)}
