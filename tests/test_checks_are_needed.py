@@ -695,7 +695,7 @@ CASES = [
         "test_table_metadata.py::test_17_unverified_metadata_that_names_another_place",
         CATALOG,
         (
-            "            policy.check_names_no_code(_name(identifier), metadata.properties)\n        else:\n",
+            "            policy.check_names_no_code(name_of(identifier), metadata.properties)\n        else:\n",
             "        if True:\n",
         ),
     ),
