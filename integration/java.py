@@ -54,6 +54,12 @@ def class_path() -> list[Path]:
     return [compiled(HERE / "java", libraries), *libraries]
 
 
+def class_path_for_clouds() -> list[Path]:
+    """What Peer.java needs for the KMS clients of Google and Azure besides."""
+    libraries = [*class_path(), *jars("clouds")]
+    return [compiled(HERE / "java" / "azure", libraries), *libraries]
+
+
 def jars(list_: str) -> list[Path]:
     """The jars that a list in `jars` names, in the cache, and known to be those that are meant."""
     lines = (HERE / "jars" / f"{list_}.txt").read_text().splitlines()
@@ -83,9 +89,10 @@ def joined(paths: Iterable[Path]) -> str:
 class Peer:
     """A running `Peer.java`. Commands and answers are those of its `answer` method."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str, clouds: bool = False) -> None:
+        libraries = joined(class_path_for_clouds() if clouds else class_path())
         self._process = subprocess.Popen(
-            [java_command(), "-cp", joined(class_path()), "org.apache.iceberg.encryption.Peer"],
+            [java_command(), *options, "-cp", libraries, "org.apache.iceberg.encryption.Peer"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -19,6 +19,8 @@ ENTRY_POINT_GROUP = "pyiceberg_encryption.kms"  # of packages that bring a type 
 
 BUILT_IN = {
     "aws": "pyiceberg_encryption.kms.aws.AwsKeyManagementClient",
+    "azure": "pyiceberg_encryption.kms.azure.AzureKeyManagementClient",
+    "gcp": "pyiceberg_encryption.kms.gcp.GcpKeyManagementClient",
     "local": "pyiceberg_encryption.kms.local.LocalKeyManagementClient",
     "memory": "pyiceberg_encryption.kms.memory.MemoryKeyManagementClient",
 }
