@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import logging
 import socket
 import subprocess
 import sys
@@ -151,6 +153,19 @@ def test_a_role_is_assumed_and_its_credentials_renewed(
     client.close()
     with pytest.raises(ClosedError):
         client.unwrap_key(wrapped, key_arn)
+
+
+def test_debugging_shows_no_key(properties: dict[str, str], key_arn: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    kms = load_kms_client(properties)
+    assert kms.unwrap_key(kms.wrap_key(Secret(KEY), key_arn), key_arn) == Secret(KEY)
+    generated = kms.generate_key(key_arn)
+    assert generated is not None
+    assert "botocore" in caplog.text
+    for key in (KEY, bytes(generated[0].expose())):
+        assert base64.b64encode(key).decode().rstrip("=") not in caplog.text
+        assert key.hex() not in caplog.text
+        assert repr(key)[2:-1] not in caplog.text
 
 
 def test_a_key_that_does_not_exist(properties: dict[str, str], key_arn: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from contextvars import ContextVar
 from datetime import datetime, timedelta, timezone
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -116,6 +118,17 @@ ERRORS: dict[type[Exception], tuple[str, frozenset[str]]] = {
 }
 
 
+_is_calling: ContextVar[bool] = ContextVar("is_calling", default=False)
+
+
+def _shows_no_key(record: logging.LogRecord) -> bool:
+    return not _is_calling.get()
+
+
+for _name in ("botocore.endpoint", "botocore.parsers"):  # which log requests and answers at DEBUG
+    logging.getLogger(_name).addFilter(_shows_no_key)
+
+
 class AwsKeyManagementClient(KeyManagementClient):
     _lock: threading.Lock
 
@@ -164,6 +177,7 @@ class AwsKeyManagementClient(KeyManagementClient):
 
     def _call(self, call: Callable[[Any], Any]) -> Any:
         failure: Exception
+        calling = _is_calling.set(True)
         try:
             return call(self._client())
         except EncryptionError:
@@ -186,6 +200,8 @@ class AwsKeyManagementClient(KeyManagementClient):
             )
         except ValueError:
             failure = ConfigurationError(f"boto3 does not take the value of {ENDPOINT} or {REGION}")
+        finally:
+            _is_calling.reset(calling)
         raise failure
 
     def _client(self) -> Any:
