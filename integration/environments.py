@@ -9,19 +9,19 @@ import threading
 from typing import TYPE_CHECKING, TypeVar, cast
 from unittest import mock
 
-from integration import rest, servers, spark, storage
+from integration import bigquery, rest, servers, spark, storage
 from integration.proxy import Answer, Proxy, Request
 from integration.storage import ARROW, FSSPEC, Storage
 from tests.support import MEMORY_PROPERTIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import TracebackType
 
     from typing_extensions import Self
 
-CATALOGS = ("SQL (SQLite)", "SQL (PostgreSQL)", "in-memory", "Hive", "REST", "Glue", "DynamoDB")
+CATALOGS = ("SQL (SQLite)", "SQL (PostgreSQL)", "in-memory", "Hive", "REST", "Glue", "DynamoDB", "BigQuery")
 STORAGES = (*(f"{place}, {file_io}" for place in ("local", "S3", "Azure Blob") for file_io in ("PyArrow", "fsspec")),)
 T = TypeVar("T")
 LEFT_OUT = {  # because a server, which makes folders or writes metadata there itself, has nothing to reach it with here
@@ -57,6 +57,17 @@ class GlueVersions:
                 return Answer(400, text.encode(), {"Content-Type": "application/x-amz-json-1.1"})
             self._newest[table] = updated + 1
         return None
+
+
+@contextlib.contextmanager
+def _bigquery_client(url: str) -> Iterator[None]:
+    """What PyIceberg has no properties for."""
+    from google.auth.credentials import AnonymousCredentials
+
+    variables = {"BIGQUERY_EMULATOR_HOST": url, "PYICEBERG_LEGACY_CURRENT_SNAPSHOT_ID": "true"}
+    nobody = (AnonymousCredentials(), bigquery.PROJECT)  # type: ignore[no-untyped-call]
+    with mock.patch.dict(os.environ, variables), mock.patch("google.auth.default", return_value=nobody):
+        yield
 
 
 class Environments:
@@ -102,6 +113,10 @@ class Environments:
             return {"type": "hive", "uri": metastore}
         if name == "REST":
             return {"type": "rest", "uri": self._rest(on)}
+        if name == "BigQuery":
+            url = self._once("bigquery", bigquery.server)
+            self._once("client of BigQuery", lambda: _bigquery_client(url))
+            return {"type": "bigquery", "gcp.bigquery.project-id": bigquery.PROJECT}
         endpoint = self._once("aws", servers.moto)
         if name == "Glue":
             glue = self._once("glue", lambda: Proxy(endpoint, GlueVersions().check))

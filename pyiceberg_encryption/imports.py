@@ -16,5 +16,10 @@ def import_class(path: str, property_name: str) -> Any:
         return getattr(importlib.import_module(module_name), class_name)
     except EncryptionError:
         raise
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{property_name} needs {path}, and that needs {error.name}: install it, or this package with the extra "
+            "that brings it"
+        ) from None
     except Exception as error:
         raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}") from error

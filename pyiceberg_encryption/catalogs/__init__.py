@@ -21,6 +21,7 @@ _CATALOGS = {
     CatalogType.REST: "pyiceberg_encryption.catalogs.rest.RestCatalog",
     CatalogType.GLUE: "pyiceberg_encryption.catalogs.glue.GlueCatalog",
     CatalogType.DYNAMODB: "pyiceberg_encryption.catalogs.dynamodb.DynamoDbCatalog",
+    CatalogType.BIGQUERY: "pyiceberg_encryption.catalogs.bigquery.BigQueryMetastoreCatalog",
 }
 
 __all__ = ["EncryptingCatalog", "load_catalog"]
