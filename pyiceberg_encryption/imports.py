@@ -17,9 +17,9 @@ def import_class(path: str, property_name: str) -> Any:
     except EncryptionError:
         raise
     except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{property_name} needs {path}, and that needs {error.name}: install it, or this package with the extra "
-            "that brings it"
-        ) from None
+        advice = (
+            "" if path.startswith(str(error.name)) else ". Install that, or this package with the extra that brings it"
+        )
+        raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}{advice}") from error
     except Exception as error:
         raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}") from error
