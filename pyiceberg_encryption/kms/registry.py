@@ -21,6 +21,7 @@ BUILT_IN = {
     "aws": "pyiceberg_encryption.kms.aws.AwsKeyManagementClient",
     "local": "pyiceberg_encryption.kms.local.LocalKeyManagementClient",
     "memory": "pyiceberg_encryption.kms.memory.MemoryKeyManagementClient",
+    "vault": "pyiceberg_encryption.kms.vault.VaultKeyManagementClient",
 }
 REQUIRED_METHODS = ("wrap_key", "unwrap_key", "supports_key_generation", "generate_key", "close")
 
