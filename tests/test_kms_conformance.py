@@ -117,7 +117,8 @@ class Xor(Disabling):
     def sealed(self, key: bytes, master_key: bytes) -> bytes:
         return bytes(a ^ b for a, b in zip(key, hashlib.sha256(master_key).digest(), strict=False))
 
-    opened = sealed
+    def opened(self, wrapped_key: bytes, master_key: bytes) -> bytes:
+        return self.sealed(wrapped_key, master_key)
 
 
 class Obfuscating(Disabling):

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/vault/builtin/logical/transit"
 	vaulthttp "github.com/hashicorp/vault/http"
 	"github.com/hashicorp/vault/internalshared/configutil"
+	"github.com/hashicorp/vault/sdk/helper/consts"
 	"github.com/hashicorp/vault/sdk/logical"
 	"github.com/hashicorp/vault/sdk/physical/inmem"
 	"github.com/hashicorp/vault/vault"
@@ -33,6 +34,7 @@ func main() {
 		Seal:               vault.NewDefaultSeal(access),
 		Logger:             logger,
 		DisableMlock:       true,
+		BuiltinRegistry:    noPlugins{},
 		LogicalBackends:    map[string]logical.Factory{"transit": transit.Factory},
 		CredentialBackends: map[string]logical.Factory{"approle": approle.Factory, "kubernetes": kubernetes.Factory},
 	})
@@ -41,6 +43,17 @@ func main() {
 	check(err)
 	properties := &vault.HandlerProperties{Core: core, ListenerConfig: &configutil.Listener{Address: os.Args[1]}}
 	check(http.Serve(listener, vaulthttp.Handler.Handler(properties)))
+}
+
+// noPlugins is what Vault asks for plugins of its own; the backends above are none.
+type noPlugins struct{}
+
+func (noPlugins) Contains(string, consts.PluginType) bool                   { return false }
+func (noPlugins) Get(string, consts.PluginType) (func() (any, error), bool) { return nil, false }
+func (noPlugins) Keys(consts.PluginType) []string                           { return nil }
+func (noPlugins) IsBuiltinEntPlugin(string, consts.PluginType) bool         { return false }
+func (noPlugins) DeprecationStatus(string, consts.PluginType) (consts.DeprecationStatus, bool) {
+	return consts.Unknown, false
 }
 
 func check(err error) {

@@ -69,25 +69,22 @@ CIPHERTEXT = re.compile(r"vault:v[0-9]+:[A-Za-z0-9+/]+={0,2}", re.ASCII)
 # master key; a type that does not exist makes Vault refuse that. Where the key exists, the type is not looked at.
 TYPE_OF_NO_KEY = "none-is-to-be-made"
 
-# By what Vault says. Nothing else of its answers is quoted.
-ERRORS: dict[type[EncryptionError], tuple[str, tuple[str, ...]]] = {
-    IntegrityError: (
-        "the wrapped key is not one that this master key wrapped: the table's metadata was changed",
-        ("invalid ciphertext", "message authentication failed", "failed to RSA decrypt"),
-    ),
-    KmsKeyError: (
-        "the master key does not exist here, or cannot be used for this. Check its name, the mount and the namespace; "
-        "that min_decryption_version admits old versions; and that it is not derived and of a type that encrypts",
-        (
-            "encryption key not found",
-            f"unknown key type {TYPE_OF_NO_KEY}",
-            "version is disallowed by policy",
-            "no such key version",
-            "not supported for key type",
-            "missing 'context' for key derivation",
-        ),
-    ),
-    KmsUnavailableError: ("Vault is sealed; it has to be unsealed", ("Vault is sealed",)),
+NOT_WRAPPED_BY_IT = "the wrapped key is not one that this master key wrapped: the table's metadata was changed"
+NO_SUCH_KEY = f"there is no such master key. Check its name, {MOUNT} and {NAMESPACE}"
+TOO_OLD = "its min_decryption_version, or what was trimmed, forbids the version of the master key that wrapped this key"
+
+# What Vault may say in an error, and what that means. Nothing else of its answers is quoted.
+ERRORS: dict[str, tuple[type[EncryptionError], str]] = {
+    "invalid ciphertext": (IntegrityError, NOT_WRAPPED_BY_IT),
+    "message authentication failed": (IntegrityError, NOT_WRAPPED_BY_IT),
+    "failed to RSA decrypt": (IntegrityError, NOT_WRAPPED_BY_IT),
+    "encryption key not found": (KmsKeyError, NO_SUCH_KEY),
+    f"unknown key type {TYPE_OF_NO_KEY}": (KmsKeyError, NO_SUCH_KEY),
+    "version is disallowed by policy": (KmsKeyError, TOO_OLD),
+    "no such key version": (KmsKeyError, TOO_OLD),
+    "not supported for key type": (KmsKeyError, "the master key is of a type that does not encrypt; aes256-gcm96 does"),
+    "missing 'context' for key derivation": (KmsKeyError, "the master key is a derived one; take one that is not"),
+    "Vault is sealed": (KmsUnavailableError, "it has to be unsealed"),
 }
 
 
@@ -208,28 +205,22 @@ class VaultKeyManagementClient(KeyManagementClient):
     def _new_token(self) -> str:
         properties = self.properties
         if self._way == TOKEN_FILE:
-            return _read(properties, TOKEN_FILE)
+            return _read(properties[TOKEN_FILE], TOKEN_FILE)
         if self._way == ROLE_ID:
+            secret_id, secret_id_file = properties.get(SECRET_ID), properties.get(SECRET_ID_FILE)
+            if secret_id_file:
+                secret_id = _read(secret_id_file, SECRET_ID_FILE)
+            mount = properties.get(AUTH_MOUNT, "approle")
             return self._log_in(
-                lambda auth: auth.approle.login(
-                    role_id=properties[ROLE_ID],
-                    secret_id=_read(properties, SECRET_ID_FILE)
-                    if SECRET_ID_FILE in properties
-                    else properties.get(SECRET_ID),
-                    use_token=False,
-                    mount_point=properties.get(AUTH_MOUNT, "approle"),
-                )
+                lambda auth: auth.approle.login(properties[ROLE_ID], secret_id, use_token=False, mount_point=mount)
             )
         if self._way == KUBERNETES_ROLE:
+            service_account = _read(
+                properties.get(KUBERNETES_TOKEN_FILE, KUBERNETES_TOKEN_FILE_DEFAULT), KUBERNETES_TOKEN_FILE
+            )
+            role, mount = properties[KUBERNETES_ROLE], properties.get(AUTH_MOUNT, "kubernetes")
             return self._log_in(
-                lambda auth: auth.kubernetes.login(
-                    role=properties[KUBERNETES_ROLE],
-                    jwt=_read(
-                        {KUBERNETES_TOKEN_FILE: KUBERNETES_TOKEN_FILE_DEFAULT, **properties}, KUBERNETES_TOKEN_FILE
-                    ),
-                    use_token=False,
-                    mount_point=properties.get(AUTH_MOUNT, "kubernetes"),
-                )
+                lambda auth: auth.kubernetes.login(role, service_account, use_token=False, mount_point=mount)
             )
         return _checked_token(_setting(properties, TOKEN) or "", TOKEN)
 
@@ -244,14 +235,16 @@ class VaultKeyManagementClient(KeyManagementClient):
             )
         if response.status_code != HTTPStatus.OK:
             raise self._translated(response)
-        return _checked_token(str(_part(response, "auth").get("client_token") or ""), "the login")
+        token = _part(response, "auth").get("client_token")
+        if not isinstance(token, str) or not _can_be_a_token(token):
+            raise _no_answer_of_vault()
+        return token
 
     def _translated(self, response: requests.Response) -> EncryptionError:
         status, said = response.status_code, _errors(response)
-        for kind, (advice, texts) in ERRORS.items():
-            found = next((text for text in texts if text in said), None)
-            if found:
-                return kind(f"{advice} ({found})")
+        for text, (kind, meaning) in ERRORS.items():
+            if text in said:
+                return kind(f"{meaning} (Vault: {text})")
         if status == HTTPStatus.FORBIDDEN:
             paths = ", ".join(f"{self._mount}/{name}/<key>" for name in ("encrypt", "decrypt", "datakey/plaintext"))
             return KmsAccessDeniedError(
@@ -337,7 +330,7 @@ def _address(text: str | None) -> str:
         is_usable = False
     if not is_usable or parts.username is not None or parts.query or parts.fragment:
         raise ConfigurationError(f"{ADDRESS} must be like https://vault.example.com:8200")
-    return text.rstrip("/")
+    return parts.geturl().rstrip("/")  # with a scheme in small letters
 
 
 def _is_loopback(address: str) -> bool:
@@ -370,8 +363,8 @@ def _way_to_authenticate(properties: Mapping[str, str]) -> str:
     return given[0] if given else TOKEN
 
 
-def _read(properties: Mapping[str, str], name: str) -> str:
-    path = Path(properties[name]).expanduser()
+def _read(file: str, name: str) -> str:
+    path = Path(file).expanduser()
     try:
         text = path.read_text().strip()
     except (OSError, ValueError) as error:
@@ -380,7 +373,11 @@ def _read(properties: Mapping[str, str], name: str) -> str:
 
 
 def _checked_token(text: str, origin: str) -> str:
-    """Whether it can stand in a header at all; the error of the HTTP library would quote it."""
-    if not text or not text.isascii() or not text.isprintable():
+    if not _can_be_a_token(text):
         raise ConfigurationError(f"{origin} holds no token: that has printable ASCII characters only")
     return text
+
+
+def _can_be_a_token(text: str) -> bool:
+    """Whether it can stand in a header. If it cannot, the error of the HTTP library would quote it."""
+    return text != "" and text.isascii() and text.isprintable()
