@@ -32,6 +32,10 @@ class Request:
     body: bytes = field(repr=False)
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # as many as a test has threads
+
+
 class Relay:
     """Gives its answers one after the other, the last of them for ever; without answers, those of `to`."""
 
@@ -39,7 +43,7 @@ class Relay:
         self.requests: list[Request] = []
         self._answers = list(answers)
         self._to = urlsplit(to)
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         if tls:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self.address = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_port}"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 AWS_CREDENTIALS = {"client.access-key-id": "testing", "client.secret-access-key": "testing"}
 REGION = "eu-west-1"
+pytestmark = pytest.mark.timeout(1800)  # Vault may have to be built
 
 
 class AwsTests(KmsClientTests):

@@ -36,7 +36,12 @@ class Vault:
 
     address: str
     root_token: str
-    unseal_key: str | None = None  # None if it was started by others
+    unseal_key: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it was started here."""
+        return self.unseal_key != ""
 
     def admin(self) -> Any:
         return hvac.Client(self.address, token=self.root_token)

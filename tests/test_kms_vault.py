@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pyiceberg_encryption import Secret, load_kms_client
-from pyiceberg_encryption.errors import ConfigurationError, IntegrityError, KmsKeyError
+from pyiceberg_encryption import Secret, load_kms_client, process
+from pyiceberg_encryption.errors import ConfigurationError, IntegrityError, KmsKeyError, KmsUnavailableError
 from pyiceberg_encryption.kms import vault
 
 if TYPE_CHECKING:
@@ -121,6 +121,23 @@ def test_a_token_that_cannot_stand_in_a_header_is_not_quoted() -> None:
     with pytest.raises(ConfigurationError, match="holds no token") as caught:
         load_kms_client({**PROPERTIES, "kms.vault.token": "hvs.\nhunter2"}).wrap_key(Secret(bytes(16)), "orders")
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_forked_child_has_a_connection_of_its_own_and_the_same_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = vault.VaultKeyManagementClient(PROPERTIES)
+    before = client._client()
+    assert client._client() is before
+    monkeypatch.setattr(process, "_generation", process.generation() + 1)
+    after = client._client()
+    assert after.session is not before.session
+    assert after.token == before.token
+    assert client._client() is after
+
+
+def test_the_error_of_the_http_library_which_holds_the_key_is_not_chained() -> None:
+    with pytest.raises(KmsUnavailableError, match="ConnectionError") as caught:
+        vault.VaultKeyManagementClient(PROPERTIES).wrap_key(bytes(16), "orders")
+    assert caught.value.__context__ is None
 
 
 def test_without_hvac_a_message_says_what_to_install() -> None:
