@@ -6,9 +6,11 @@ import base64
 import hashlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +25,6 @@ from tests.support import JAVA_MASTER_KEYS, MEMORY_PROPERTIES, NO_PAUSE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 KEYS = ("keyA", "keyB")
 
@@ -277,6 +278,28 @@ def test_every_conformance_test_is_shown_to_fail() -> None:
     (cases,) = (mark.args[1] for mark in test_a_client_with_a_defect_fails.pytestmark)
     shown = {test.__name__ for _, test, _ in cases}
     assert shown == {name for name in dir(KmsClientTests) if name.startswith("test_")}
+
+
+OUR_MODULE = """
+from pyiceberg_encryption.kms.memory import KEY_PREFIX, MemoryKeyManagementClient
+
+class OurClient(MemoryKeyManagementClient):
+    def __init__(self, properties):
+        super().__init__({f"{KEY_PREFIX}orders": "A" * 43 + "=", f"{KEY_PREFIX}people": "B" * 42 + "A="})
+
+    def close(self): ...
+"""
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "kms.md").read_text()
+    (example,) = re.findall(r"```python\n(# test_our_client\.py.*?)```", page, re.DOTALL)
+    (tmp_path / "our_module.py").write_text(OUR_MODULE)
+    (tmp_path / "test_our_client.py").write_text(example)
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "."]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+    assert re.search(r"\d\d passed, 1 skipped", result.stdout)
 
 
 def test_without_pytest_a_message_says_what_to_install() -> None:
