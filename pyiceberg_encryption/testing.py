@@ -284,6 +284,7 @@ def _in_a_child(work: Callable[[], object]) -> str:
         child = os.fork()
     if child == 0:
         os.close(reading)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout may have put a handler of its own here
         signal.alarm(CHILD_SECONDS)
         try:
             outcome = str(work())
