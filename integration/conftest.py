@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -8,9 +9,12 @@ import pytest
 from integration import servers
 from integration.internet import LOOPBACK, Internet
 from integration.java import JavaUnavailableError, Peer
+from integration.tools import ToolUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from integration.vault import Vault
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +66,23 @@ def java_in_the_cloud(internet: Internet) -> Iterator[Peer]:
         pytest.skip(f"tests against Iceberg Java were left out: {error}")
     with peer:
         yield peer
+
+
+@pytest.fixture(scope="session")
+def localstack_endpoint() -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        try:
+            endpoint = stack.enter_context(servers.localstack())
+        except ToolUnavailableError as error:
+            pytest.skip(str(error))
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def vault() -> Iterator[Vault]:
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(servers.vault())
+        except ToolUnavailableError as error:
+            pytest.skip(f"tests against Vault were left out: {error}")
+        yield server

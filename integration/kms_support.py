@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import boto3
 
 from integration.internet import LOOPBACK
 from pyiceberg_encryption import KekCache, Keyring
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from pyiceberg_encryption import GuardedClient
 
 KEY = bytes(range(100, 116))
+AWS_REGION = "eu-west-1"
+AWS_CREDENTIALS = {"client.access-key-id": "testing", "client.secret-access-key": "testing"}
 
 FORKING = """
 import json, os, sys, warnings
@@ -38,6 +42,17 @@ for _ in range(3):
         os._exit(0 if opened else 1)
     print(kms.unwrap_key(wrapped, key_id) == key, os.waitpid(child, 0)[1])
 """
+
+
+def aws_admin(endpoint: str, region: str = AWS_REGION) -> Any:
+    """What makes, disables and deletes master keys."""
+    return boto3.client(
+        "kms",
+        endpoint_url=endpoint,
+        region_name=region,
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+    )
 
 
 def assert_opens_a_tables_keys(writer: GuardedClient, reader: GuardedClient, key_id: str) -> None:

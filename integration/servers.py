@@ -7,15 +7,26 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from integration import tools
+from integration import vault as vault_server
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
 READY_WITHIN_SECONDS = 60
+# It listens on all interfaces, whatever GATEWAY_LISTEN says
+LOCALSTACK_ON_LOOPBACK = """
+import functools, runpy
+from twisted.internet import endpoints
+endpoints.TCP4ServerEndpoint = functools.partial(endpoints.TCP4ServerEndpoint, interface="127.0.0.1")
+runpy.run_module("localstack.runtime.main", run_name="__main__")
+"""
 
 
 @contextlib.contextmanager
@@ -45,9 +56,53 @@ def postgres(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running(command: list[str], port: int, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def localstack() -> Iterator[str]:
+    """AWS KMS once more, by others: it minds which key is used, and in which state. Yields its endpoint."""
+    endpoint = os.environ.get("PYICEBERG_ENCRYPTION_TEST_LOCALSTACK_ENDPOINT")
+    if endpoint:
+        yield endpoint
+        return
+    python = tools.localstack_python()
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            "DISABLE_EVENTS": "1",
+            "DNS_ADDRESS": "0",
+            "EAGER_SERVICE_LOADING": "0",
+            "FILESYSTEM_ROOT": folder,
+            "GATEWAY_LISTEN": f"127.0.0.1:{port}",
+            "OVERRIDE_IN_DOCKER": "0",
+            "SERVICES": "kms",
+            "SKIP_SSL_CERT_DOWNLOAD": "1",
+        }
+        with running([str(python), "-c", LOCALSTACK_ON_LOOPBACK], port, Path(folder), environment):
+            yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def vault() -> Iterator[vault_server.Vault]:
+    """HashiCorp Vault with its secrets engine `transit`, and AppRole and Kubernetes to log in with."""
+    address = os.environ.get("PYICEBERG_ENCRYPTION_TEST_VAULT_ADDRESS")
+    if address:
+        yield vault_server.Vault(address, os.environ.get("PYICEBERG_ENCRYPTION_TEST_VAULT_TOKEN", "root"))
+        return
+    port = free_port()
+    with running([str(vault_server.binary()), f"127.0.0.1:{port}"], port):
+        yield vault_server.initialised(f"http://127.0.0.1:{port}")
+
+
+@contextlib.contextmanager
+def running(
+    command: list[str], port: int, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A server process that listens on this port of 127.0.0.1, ended at the end of the block."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=cwd)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+    )
     try:
         _wait_until_it_listens(process, port)
         yield process

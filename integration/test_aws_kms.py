@@ -12,10 +12,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
 
 from integration import servers
+from integration.kms_support import AWS_CREDENTIALS, aws_admin
 from pyiceberg_encryption import KekCache, Keyring, Secret, load_kms_client
 from pyiceberg_encryption.errors import (
     ClosedError,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from integration.java import Peer
 
-CREDENTIALS = {"client.region": "eu-west-1", "client.access-key-id": "testing", "client.secret-access-key": "testing"}
+CREDENTIALS = {"client.region": "eu-west-1", **AWS_CREDENTIALS}
 KEY = bytes(range(16))
 
 
@@ -54,13 +54,7 @@ def properties(aws_endpoint: str) -> dict[str, str]:
 
 @pytest.fixture
 def admin(aws_endpoint: str) -> Any:
-    return boto3.client(
-        "kms",
-        endpoint_url=aws_endpoint,
-        region_name="eu-west-1",
-        aws_access_key_id="testing",
-        aws_secret_access_key="testing",
-    )
+    return aws_admin(aws_endpoint)
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from collections import Counter
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pyarrow as pa
 import pytest
 
 from integration import rest, servers, storage
 from integration.java import JavaUnavailableError
+from integration.kms_support import AWS_CREDENTIALS, AWS_REGION, aws_admin
 from integration.proxy import Answer, BreakOffError, Proxy, Request
 from integration.tools import ToolUnavailableError
 from pyiceberg_encryption import load_catalog
@@ -94,18 +94,7 @@ def check_whole(table: Table, acknowledged: set[int], attempted: set[int], folde
 @pytest.mark.timeout(120)
 def test_a_kms_that_ends_and_starts_again_under_load(tmp_path: Path, aws_endpoint: str) -> None:
     """Every operation asks the KMS, since nothing is cached. Calls are not tried again, so that outages show."""
-    credentials = {
-        "client.access-key-id": "testing",
-        "client.secret-access-key": "testing",
-        "client.region": "eu-west-1",
-    }
-    admin = boto3.client(
-        "kms",
-        endpoint_url=aws_endpoint,
-        region_name="eu-west-1",
-        aws_access_key_id="testing",
-        aws_secret_access_key="testing",
-    )
+    admin = aws_admin(aws_endpoint)
     key_id = admin.create_key()["KeyMetadata"]["Arn"]
     admin.close()
     tally = Tally()
@@ -119,8 +108,8 @@ def test_a_kms_that_ends_and_starts_again_under_load(tmp_path: Path, aws_endpoin
             "kms.request-timeout": "2",
             "uri": f"sqlite:///{tmp_path}/catalog.db",
             "warehouse": f"file://{tmp_path}/warehouse",
-            "client.region": "eu-west-1",
-            **credentials,
+            "client.region": AWS_REGION,
+            **AWS_CREDENTIALS,
         }
         with load_catalog("c", type="sql", **properties) as catalog:
             catalog.create_namespace("db")

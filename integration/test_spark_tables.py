@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlparse
 
-import boto3
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import ValidationException
@@ -58,6 +57,7 @@ from pyiceberg.types import (
 from integration import spark as java_spark
 from integration.golden_tables import COPY_ON_WRITE, MERGE_ON_READ, PARAMETERS, plain
 from integration.java import JavaUnavailableError
+from integration.kms_support import AWS_REGION, aws_admin
 from pyiceberg_encryption.catalogs import load_catalog
 from pyiceberg_encryption.errors import IntegrityError
 from tests.support import MEMORY_PROPERTIES
@@ -983,15 +983,9 @@ def test_a_table_sealed_by_aws_kms_with_one_configuration_for_both(
     both: Both, aws_endpoint: str, tmp_path: Path
 ) -> None:
     """Java's own AWS client beside the one here, which both read these properties, on one KMS."""
-    properties = {"encryption.kms-type": "aws", "kms.endpoint": aws_endpoint, "client.region": "eu-west-1"}
+    properties = {"encryption.kms-type": "aws", "kms.endpoint": aws_endpoint, "client.region": AWS_REGION}
     credentials = {"aws.accessKeyId": "testing", "aws.secretAccessKey": "testing"}
-    admin = boto3.client(
-        "kms",
-        endpoint_url=aws_endpoint,
-        region_name="eu-west-1",
-        aws_access_key_id="testing",
-        aws_secret_access_key="testing",
-    )
+    admin = aws_admin(aws_endpoint)
     key_id = admin.create_key()["KeyMetadata"]["Arn"]
     admin.close()
     for name, value in credentials.items():  # where both look for them outside of the configuration

@@ -8,14 +8,25 @@ import re
 import shutil
 import subprocess
 import tempfile
+import venv
 from pathlib import Path
 
 from filelock import FileLock
 
 CACHE = Path(__file__).parent.parent / ".cache"
-OLDEST_GO = (1, 25)
+OLDEST_GO = (1, 25)  # of what is built
 VERSITYGW = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 AZURITE = "azurite@3.37.0"
+LOCALSTACK_VERSION = "4.9.2"  # later ones want an account
+LOCALSTACK = [
+    f"localstack-core[base-runtime]=={LOCALSTACK_VERSION}",
+    # what it needs and does not pin, as new as it can take
+    "cbor2==5.7.0",
+    "cryptography==45.0.7",
+    "psutil==7.0.0",
+    "pyOpenSSL==25.1.0",
+    "service_identity==24.2.0",
+]
 
 
 class ToolUnavailableError(Exception):
@@ -30,7 +41,7 @@ def versitygw() -> Path:
     with FileLock(folder / "build.lock"):
         if not program.exists():
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                _run([go_command(), "install", "-ldflags=-s -w", VERSITYGW], go_environment(Path(scratch)))
+                run([go_command(), "install", "-ldflags=-s -w", VERSITYGW], go_environment(Path(scratch)))
                 (Path(scratch) / "bin" / "versitygw").replace(program)
     return program
 
@@ -43,8 +54,22 @@ def azurite() -> list[str]:
     with FileLock(folder / "install.lock"):
         if not program.exists():
             options = ["--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts", "--omit=dev"]
-            _run([*_npm(), "install", *options, AZURITE])
+            run([*_npm(), "install", *options, AZURITE])
     return [_node(), str(program)]
+
+
+def localstack_python() -> Path:
+    """Of an environment of its own, since LocalStack wants older packages than this project."""
+    folder = CACHE / f"localstack-{LOCALSTACK_VERSION}"
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    is_installed = folder / ".installed"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        if not is_installed.exists():
+            venv.create(folder, with_pip=True)
+            run([str(python), "-m", "pip", "install", "--quiet", *LOCALSTACK])
+            is_installed.touch()
+    return python
 
 
 def go_command() -> str:
@@ -99,7 +124,9 @@ def _npm() -> list[str]:
     return [str(node), str(node.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")]
 
 
-def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
-    ran = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True, check=False)
+def run(command: list[str], environment: dict[str, str] | None = None, folder: Path | None = None) -> None:
+    ran = subprocess.run(
+        command, cwd=folder, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
+    )
     if ran.returncode != 0:
-        raise ToolUnavailableError(f"{command[1:]} failed: {ran.stderr[-1000:]}")
+        raise ToolUnavailableError(f"`{' '.join(command)}` failed: {ran.stderr[-2000:]}")

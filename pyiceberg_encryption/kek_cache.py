@@ -96,7 +96,7 @@ class KekCache:
             if len(kek) not in KEY_LENGTHS or len(kek) < length:
                 raise ConfigurationError(
                     f"The KMS generates keys of {len(kek)} bytes, but this table's data keys have {length}. Have it "
-                    "generate longer ones (for AWS: kms.data-key-spec)"
+                    "generate longer ones (for AWS: kms.data-key-spec, for Vault: kms.vault.data-key-bits)"
                 )
         self._put(kek, wrapped, master_key_id)
         return kek, wrapped

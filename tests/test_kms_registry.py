@@ -82,7 +82,7 @@ def test_a_type_that_another_package_brings(monkeypatch: pytest.MonkeyPatch) -> 
     points = [point]
     monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints(points).select(group=group))
     assert load_kms_client({"encryption.kms-type": "own"}).wrap_key(Secret(b"ab"), "m") == b"ba"
-    with pytest.raises(ConfigurationError, match="Known types: Own, aws, azure, gcp, local, memory"):
+    with pytest.raises(ConfigurationError, match="Known types: Own, aws, azure, gcp, local, memory, vault"):
         load_kms_client({"encryption.kms-type": "other"})
     points.append(EntryPoint("own", "elsewhere:Client", registry.ENTRY_POINT_GROUP))
     with pytest.raises(ConfigurationError, match="Several packages"):
@@ -102,7 +102,7 @@ def test_another_package_cannot_take_the_name_of_a_built_in_type(monkeypatch: py
         ({}, r"set encryption\.kms-type"),
         ({"encryption.kms-impl": "org.apache.iceberg.aws.AwsKeyManagementClient"}, "names a Java class"),
         ({"encryption.kms-type": "memory", "py-kms-impl": "a.B"}, "Both"),
-        ({"encryption.kms-type": "memry"}, "Known types: aws, azure, gcp, local, memory"),
+        ({"encryption.kms-type": "memry"}, "Known types: aws, azure, gcp, local, memory, vault"),
         ({"py-kms-impl": "no.such.module.Client"}, "cannot be imported"),
         ({"py-kms-impl": "pyiceberg_encryption.NoSuchClass"}, "cannot be imported"),
         ({"py-kms-impl": "JustAName"}, r"write it as module\.Class"),

@@ -23,6 +23,7 @@ BUILT_IN = {
     "gcp": "pyiceberg_encryption.kms.gcp.GcpKeyManagementClient",
     "local": "pyiceberg_encryption.kms.local.LocalKeyManagementClient",
     "memory": "pyiceberg_encryption.kms.memory.MemoryKeyManagementClient",
+    "vault": "pyiceberg_encryption.kms.vault.VaultKeyManagementClient",
 }
 REQUIRED_METHODS = ("wrap_key", "unwrap_key", "supports_key_generation", "generate_key", "close")
 

@@ -1,0 +1,3 @@
+package k8s
+
+type Provider struct{}
