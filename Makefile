@@ -4,13 +4,19 @@ VENV   ?= .venv
 SECONDS ?= 60
 FUZZ_TARGETS = key_metadata stream damaged_stream encryption_keys keystore
 
-.PHONY: demo test lint bench fuzz clean
+.PHONY: demo test test-containers lint bench fuzz clean
 
 demo: $(VENV)/.installed                 ## the main job on an embedded default: no server, no cloud account
 	@$(VENV)/bin/python -m examples.tables
 
 test: $(VENV)/.installed-test            ## all tests, those against Iceberg Java and real servers too
+	@nice $(VENV)/bin/python -m integration.tools &
 	$(VENV)/bin/python -m pytest
+
+test-containers: $(VENV)/.installed-test ## the tests of integration/ against the servers of docker-compose.yml
+	@mkdir -p /tmp/pyiceberg-encryption/s3 /tmp/pyiceberg-encryption/rest /tmp/pyiceberg-encryption/hive
+	UID=$$(id -u) docker compose up --detach --wait
+	set -a && . integration/containers.env && $(VENV)/bin/python -m pytest integration
 
 lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff check .

@@ -88,8 +88,8 @@ class Environments:
         place, _, file_io = name.partition(", ")
         io = ARROW if file_io == "PyArrow" else FSSPEC
         if place == "S3":
-            client = self._once("s3", lambda: storage.s3(self._folder / "s3"))
-            return storage.on_s3(self._folder / "s3", client, io)
+            client, folder = self._once("s3", lambda: storage.s3(self._folder / "s3"))
+            return storage.on_s3(folder, client, io)
         if place == "Azure Blob":
             client = self._once("azure", lambda: storage.azure(self._folder / "azure"))
             return storage.on_azure(self._folder / "azure", client, io)

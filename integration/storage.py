@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
@@ -13,7 +14,6 @@ from integration import servers, tools
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 ARROW = "pyiceberg.io.pyarrow.PyArrowFileIO"
 FSSPEC = "pyiceberg.io.fsspec.FsspecFileIO"
@@ -51,29 +51,38 @@ def local(folder: Path, file_io: str = ARROW) -> Storage:
 
 
 @contextlib.contextmanager
-def s3(folder: Path) -> Iterator[dict[str, str]]:
-    """versitygw, which keeps objects as files of a folder. Yields the properties of a client."""
+def s3(folder: Path) -> Iterator[tuple[dict[str, str], Path]]:
+    """versitygw, which keeps objects as files of a folder. Yields the properties of a client, and the folder."""
+    endpoint, others_folder = (servers.started_by_others(what) for what in ("S3_ENDPOINT", "S3_FOLDER"))
+    if endpoint and others_folder:
+        yield _s3_client(endpoint), Path(others_folder)
+        return
     folder.mkdir()
     port = servers.free_port()
     command = [str(tools.versitygw()), "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--region", REGION]
     with servers.running([*command, "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder)], port):
-        endpoint = f"http://127.0.0.1:{port}"
-        client = boto3.client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name=REGION,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-        )
+        yield _s3_client(f"http://127.0.0.1:{port}"), folder
+
+
+def _s3_client(endpoint: str) -> dict[str, str]:
+    """With its bucket made."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+    )
+    with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
         client.create_bucket(Bucket=BUCKET)
-        client.close()
-        yield {
-            "s3.endpoint": endpoint,
-            "s3.region": REGION,
-            "s3.access-key-id": ACCESS_KEY,
-            "s3.secret-access-key": SECRET_KEY,
-            "s3.force-virtual-addressing": "false",
-        }
+    client.close()
+    return {
+        "s3.endpoint": endpoint,
+        "s3.region": REGION,
+        "s3.access-key-id": ACCESS_KEY,
+        "s3.secret-access-key": SECRET_KEY,
+        "s3.force-virtual-addressing": "false",
+    }
 
 
 def on_s3(folder: Path, client: Mapping[str, str], file_io: str) -> Storage:

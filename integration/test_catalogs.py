@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 # fsspec's storages leave their connections to the garbage collector.
 pytestmark = [
+    pytest.mark.timeout(900),  # the servers may have to be built
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),

@@ -232,8 +232,8 @@ def test_an_s3_that_fails_now_and_then(tmp_path: Path, file_io: str, one_in: int
 
     is_failing = False
     try:
-        with storage.s3(tmp_path / "s3") as client, Proxy(client["s3.endpoint"], on_request) as proxy:
-            on = storage.on_s3(tmp_path / "s3", {**client, "s3.endpoint": proxy.uri}, file_io)
+        with storage.s3(tmp_path / "s3") as (client, folder), Proxy(client["s3.endpoint"], on_request) as proxy:
+            on = storage.on_s3(folder, {**client, "s3.endpoint": proxy.uri}, file_io)
             properties = {
                 **on.properties,
                 **MEMORY,
@@ -251,7 +251,7 @@ def test_an_s3_that_fails_now_and_then(tmp_path: Path, file_io: str, one_in: int
                         acknowledged.add(number)
                     tally.try_("scan", lambda: ids(catalog.load_table("db.t")))
                 is_failing = False
-                check_whole(catalog.load_table("db.t"), acknowledged, set(range(rounds)), tmp_path / "s3")
+                check_whole(catalog.load_table("db.t"), acknowledged, set(range(rounds)), folder)
     except ToolUnavailableError as error:
         pytest.skip(str(error))
     print(f"{failed} of {requests} requests failed")

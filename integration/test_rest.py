@@ -55,10 +55,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     folder = tmp_path_factory.mktemp("rest")
     with contextlib.ExitStack() as stack:
         try:
-            uri = stack.enter_context(rest.server(folder, f"file://{folder}/warehouse"))
+            warehouse = rest.folder_of_warehouse(folder)
+            uri = stack.enter_context(rest.server(folder, f"file://{warehouse}"))
         except JavaUnavailableError as error:
             pytest.skip(f"tests against the REST server were left out: {error}")
-        yield uri, folder / "warehouse"
+        yield uri, warehouse
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def honest(server: tuple[str, Path]) -> Iterator[EncryptingCatalog]:
         catalog.create_namespace_if_not_exists("db")
         for name in catalog.list_tables("db"):
             catalog.drop_table(name)
-        shutil.rmtree(server[1], ignore_errors=True)
+        shutil.rmtree(server[1] / "db", ignore_errors=True)
         yield catalog
 
 
@@ -341,7 +342,7 @@ def test_programs_in_turns_and_a_server_that_starts_anew(tmp_path: Path) -> None
 def test_credentials_that_the_server_vends(tmp_path: Path) -> None:
     """The client knows where the storage is, and gets the keys to it with each table."""
     try:
-        with storage.s3(tmp_path / "s3") as client:
+        with storage.s3(tmp_path / "s3") as (client, _):
             with_s3 = {
                 "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
                 "s3.path-style-access": "true",

@@ -1,4 +1,7 @@
-"""Programs that the tests run, from the package registries of their languages, kept in `.cache/` for the next run."""
+"""Programs that the tests run, from the package registries of their languages, kept in `.cache/` for the next run.
+
+`python -m integration.tools` gets them all, ahead of the tests, which wait for one that is under way.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import venv
 from pathlib import Path
@@ -130,3 +134,18 @@ def run(command: list[str], environment: dict[str, str] | None = None, folder: P
     )
     if ran.returncode != 0:
         raise ToolUnavailableError(f"`{' '.join(command)}` failed: {ran.stderr[-2000:]}")
+
+
+def main() -> None:
+    """In the order in which the tests come to need them."""
+    from integration import vault
+
+    for get in (localstack_python, versitygw, azurite, vault.binary):
+        try:
+            get()
+        except ToolUnavailableError as error:
+            print(error, file=sys.stderr)  # the tests that need it are skipped, and say so
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,4 @@
-"""Builds the tests' Vault from `vault_server/`, and sets it up: HashiCorp's own code, in memory, without a container.
-
-`python -m integration.vault` builds it ahead of the tests, which wait for a build that is under way.
-"""
+"""Builds the tests' Vault from `vault_server/`, and sets it up: HashiCorp's own code, in memory."""
 
 from __future__ import annotations
 
@@ -65,7 +62,3 @@ def _build(server: Path) -> None:
         command = [tools.go_command(), "build", "-buildvcs=false", *QUICK_TO_BUILD, "-o", str(out), "."]
         tools.run(command, tools.go_environment(Path(scratch)), SOURCES)
         out.replace(server)
-
-
-if __name__ == "__main__":
-    binary()
