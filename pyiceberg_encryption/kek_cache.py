@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyiceberg_encryption import process
 from pyiceberg_encryption.ciphers import KEY_LENGTHS
 from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, UsageError
-from pyiceberg_encryption.kms.guard import GuardedClient
+from pyiceberg_encryption.kms.guard import GuardedClient, number
 from pyiceberg_encryption.secret import Secret
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+TTL = "kms.kek-cache-ttl"
+MAX_TTL_SECONDS = 7 * 24 * 3600
 TTL_SECONDS_DEFAULT = 3600.0  # Iceberg Java: StandardEncryptionManager.unwrappedKeyCache
 MAX_ENTRIES = 1000
 
@@ -60,6 +62,10 @@ class KekCache:
         process.give_lock(self)
         self._entries: dict[bytes, _Entry] = {}
         self._flights: dict[bytes, _Flight] = {}
+
+    @classmethod
+    def from_properties(cls, kms: GuardedClient, properties: Mapping[str, str]) -> KekCache:
+        return cls(kms, number(properties, TTL, TTL_SECONDS_DEFAULT, float, MAX_TTL_SECONDS, may_be_zero=True))
 
     def unwrap(self, wrapped_kek: bytes, master_key_id: str) -> Secret:
         name = _name(wrapped_kek, master_key_id)

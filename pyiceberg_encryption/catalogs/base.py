@@ -11,7 +11,7 @@ from pyiceberg.utils.config import Config
 from pyiceberg_encryption import process
 from pyiceberg_encryption.errors import IntegrityError
 from pyiceberg_encryption.kek_cache import KekCache
-from pyiceberg_encryption.kms import GuardedClient, load_kms_client
+from pyiceberg_encryption.kms import load_kms_client
 from pyiceberg_encryption.table import metadata_files, policy
 from pyiceberg_encryption.table.file_io import EncryptedFileIO
 from pyiceberg_encryption.table.keys import TableKeys
@@ -20,7 +20,7 @@ from pyiceberg_encryption.table.table import Table
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from pyiceberg.io import FileIO
     from pyiceberg.table.metadata import TableMetadata
@@ -93,14 +93,14 @@ class _Keks:
     _lock: threading.Lock
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        self._open: Callable[[], GuardedClient] = lambda: load_kms_client(properties)
+        self._properties = properties
         self._cache: KekCache | None = None
         process.give_lock(self)
 
     def cache(self) -> KekCache:
         with self._lock:
             if self._cache is None:
-                self._cache = KekCache(self._open())
+                self._cache = KekCache.from_properties(load_kms_client(self._properties), self._properties)
             return self._cache
 
 

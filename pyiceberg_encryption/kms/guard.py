@@ -48,8 +48,8 @@ class RetryPolicy:
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> RetryPolicy:
         return cls(
-            _number(properties, REQUEST_TIMEOUT, REQUEST_TIMEOUT_DEFAULT, float, MAX_REQUEST_TIMEOUT),
-            _number(properties, MAX_ATTEMPTS, MAX_ATTEMPTS_DEFAULT, int, MOST_ATTEMPTS),
+            number(properties, REQUEST_TIMEOUT, REQUEST_TIMEOUT_DEFAULT, float, MAX_REQUEST_TIMEOUT),
+            number(properties, MAX_ATTEMPTS, MAX_ATTEMPTS_DEFAULT, int, MOST_ATTEMPTS),
         )
 
     def pause(self, failed_attempts: int) -> None:
@@ -155,13 +155,23 @@ def _secret(answer: object) -> Secret:
     return answer if isinstance(answer, Secret) else Secret(_bytes(answer))
 
 
-def _number(properties: Mapping[str, str], name: str, default: T, kind: Callable[[str], T], highest: int) -> T:
+def number(
+    properties: Mapping[str, str],
+    name: str,
+    default: T,
+    kind: Callable[[str], T],
+    highest: int,
+    *,
+    may_be_zero: bool = False,
+) -> T:
+    """The value of a property, between 0 and `highest`."""
     if name not in properties:
         return default
     try:
         value = kind(properties[name])
     except (TypeError, ValueError):
         raise ConfigurationError(f"Property {name} is not a number: {properties[name]!r}") from None
-    if not 0 < value <= highest:  # type: ignore[operator]
-        raise ConfigurationError(f"Property {name} must be above 0 and at most {highest}, and is {properties[name]}")
+    if not 0 <= value <= highest or (value == 0 and not may_be_zero):  # type: ignore[operator]
+        lowest = "at least 0" if may_be_zero else "above 0"
+        raise ConfigurationError(f"Property {name} must be {lowest} and at most {highest}, and is {properties[name]}")
     return value

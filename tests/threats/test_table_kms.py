@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from pyiceberg_encryption.errors import ConfigurationError, KmsAccessDeniedError, KmsError, KmsUnavailableError
+from pyiceberg_encryption.errors import (
+    ConfigurationError,
+    KmsAccessDeniedError,
+    KmsError,
+    KmsKeyError,
+    KmsUnavailableError,
+)
+from pyiceberg_encryption.kms.memory import MemoryKeyManagementClient
 from tests.support import RecordingClient
 from tests.table_support import NAME, OTHER_ROWS, ROWS, Lake, ids
 
@@ -91,3 +99,36 @@ def test_20_the_master_key_is_not_in_the_kms(lake: Lake) -> None:
     for call in (lambda: table.scan().to_arrow(), *writes(table)):
         with pytest.raises(KmsError, match="keyA"):
             call()
+
+
+@pytest.mark.parametrize("ttl", ["0", "0.5"])
+def test_20_a_tables_rows_outlive_a_revocation_until_the_ttl_ends(lake: Lake, ttl: str) -> None:
+    lake.create()
+    client = f"{__name__}.{RevocableClient.__name__}"
+    table = lake.load(**{"encryption.kms-type": "", "py-kms-impl": client, "kms.kek-cache-ttl": ttl})
+    assert len(ids(table)) == 5
+    RevocableClient.is_revoked = True
+    try:
+        if ttl != "0":
+            assert len(ids(table)) == 5
+            time.sleep(float(ttl))
+        with pytest.raises(KmsKeyError, match="disabled"):
+            ids(table)
+    finally:
+        RevocableClient.is_revoked = False
+
+
+@pytest.mark.parametrize("ttl", ["-1", "soon", "nan", "1000000"])
+def test_20_a_ttl_that_cannot_be_meant(lake: Lake, ttl: str) -> None:
+    lake.create()
+    with pytest.raises(ConfigurationError, match=r"kms\.kek-cache-ttl"):
+        lake.load(**{"kms.kek-cache-ttl": ttl})
+
+
+class RevocableClient(MemoryKeyManagementClient):
+    is_revoked = False
+
+    def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> bytes:
+        if self.is_revoked:
+            raise KmsKeyError("the key is disabled")
+        return super().unwrap_key(wrapped_key, wrapping_key_id)
