@@ -45,6 +45,7 @@ RING = "projects/shop/locations/europe-west1/keyRings/tables"
 ORDERS = f"{RING}/cryptoKeys/orders"
 PEOPLE = f"{RING}/cryptoKeys/people"
 PROPERTIES = {"encryption.kms-type": "gcp", "gcs.oauth2.token": google.TOKEN, "kms.max-attempts": "1"}
+SDK_LOGGER = "google.cloud.kms_v1.services.key_management_service.transports.rest"
 PATIENT = {**PROPERTIES, "kms.max-attempts": "3"}
 
 
@@ -325,9 +326,10 @@ def test_errors_show_no_key(cloud: CloudKms, refusal: Refusal) -> None:
     assert_shows_no_key(caught.value)
 
 
-def test_logs_show_no_key(cloud: CloudKms, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_show_no_key(cloud: CloudKms, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even those of the SDK, at the level that attaches requests and answers."""
     kms = load_kms_client(PROPERTIES)
+    monkeypatch.setattr(logging.getLogger(SDK_LOGGER), "level", logging.DEBUG)
     with caplog.at_level(logging.DEBUG):
         kms.unwrap_key(kms.wrap_key(Secret(KEY), ORDERS), ORDERS)
     texts = [str(record.__dict__) for record in caplog.records]

@@ -36,10 +36,9 @@ if TYPE_CHECKING:
 KMS = {"encryption.kms-type": "memory", **MEMORY_PROPERTIES}
 SCHEMA = pa.schema([("id", pa.int64())])
 ENCRYPTED = {"encryption.key-id": "keyA"}
-REFUSAL = Answer(
-    HTTPStatus.BAD_REQUEST,
-    json.dumps({"error": {"message": "unknown", "type": "BadRequestException", "code": 400}}).encode(),
-)
+UNKNOWN = "Cannot convert metadata update action: add-encryption-key"
+REASON = {"message": UNKNOWN, "type": "BadRequestException", "code": 400}
+REFUSAL = Answer(HTTPStatus.BAD_REQUEST, json.dumps({"error": REASON}).encode())
 
 
 def rows(*ids: int) -> pa.Table:
@@ -181,13 +180,61 @@ def test_a_commit_whose_key_id_is_dropped_is_undone(
             snapshot = table.current_snapshot()
             assert snapshot is not None
             table.manage_snapshots().create_branch(snapshot.snapshot_id, branch).commit()
-        with pytest.raises(KeysNotKeptError, match="undone"):
+        with pytest.raises(KeysNotKeptError, match="removed again"):
             table.append(rows(2), branch=branch)
     after = honest.load_table("db.t")
     assert after.snapshots() == before.snapshots()
     assert encryption_keys(after.metadata) == encryption_keys(before.metadata)
     assert ids(after) == [1]
     assert manifests(server[1]) == 2
+
+
+@pytest.mark.parametrize("write", ["two appends", "overwrite", "upsert"])
+def test_a_transaction_with_several_snapshots_is_undone(honest: EncryptingCatalog, proxy: Proxy, write: str) -> None:
+    honest.create_table("db.t", SCHEMA, properties=ENCRYPTED).append(rows(1, 2))
+    proxy.on_request = drop_key_ids
+    with opened(proxy.uri) as catalog:
+        table = catalog.load_table("db.t")
+        with pytest.raises(KeysNotKeptError, match="removed again"):
+            if write == "two appends":
+                with table.transaction() as transaction:
+                    transaction.append(rows(3))
+                    transaction.append(rows(4))
+            elif write == "overwrite":
+                table.overwrite(rows(3), overwrite_filter="id = 1")
+            else:
+                table.upsert(rows(2, 5), join_cols=["id"], when_matched_update_all=False)
+    assert ids(honest.load_table("db.t")) == [1, 2]
+    assert len(honest.load_table("db.t").snapshots()) == 1
+
+
+def test_a_server_that_undoes_nothing(honest: EncryptingCatalog, proxy: Proxy, server: tuple[str, Path]) -> None:
+    honest.create_table("db.t", SCHEMA, properties=ENCRYPTED).append(rows(1))
+
+    def on_request(request: Request) -> Answer | None:
+        drop_key_ids(request)
+        with updates_of(request) as updates:
+            updates[:] = [update for update in updates if update["action"] != "remove-snapshots"]
+        return None
+
+    proxy.on_request = on_request
+    with opened(proxy.uri) as catalog, pytest.raises(CommitStateUnknownException, match="could not undo"):
+        catalog.load_table("db.t").append(rows(2))
+    assert manifests(server[1]) == 4
+
+
+def test_keys_lost_by_a_commit_that_adds_none(honest: EncryptingCatalog, proxy: Proxy) -> None:
+    honest.create_table("db.t", SCHEMA, properties=ENCRYPTED).append(rows(1))
+    with opened(proxy.uri) as catalog:
+        table = catalog.load_table("db.t")
+
+        def forget(request: Request, answer: Answer) -> None:
+            with content_of(answer) as content:
+                content.get("metadata", {}).pop("encryption-keys", None)
+
+        proxy.on_answer = forget
+        with pytest.raises(IntegrityError, match="lost the encryption keys"):
+            table.transaction().set_properties(owner="somebody").commit_transaction()
 
 
 def test_what_cannot_be_undone_is_said(honest: EncryptingCatalog, proxy: Proxy, server: tuple[str, Path]) -> None:
@@ -284,6 +331,66 @@ def test_registered_metadata_is_checked_before(honest: EncryptingCatalog, server
         honest.register_table("db.u", table.metadata_location)
     with pytest.raises(NoSuchTableError):
         honest.load_table("db.u")
+
+
+@pytest.mark.parametrize("change", ["a column", "the key id", "the location", "code"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_the_server_registers_something_else(
+    honest: EncryptingCatalog, proxy: Proxy, server: tuple[str, Path], change: str, overwrite: bool
+) -> None:
+    """As when the file is replaced between the look at it here and that of the server."""
+    good = honest.create_table("db.t", SCHEMA, properties=ENCRYPTED)
+    good.append(rows(7))
+    with load_catalog("sql", type="sql", uri="sqlite:///:memory:", warehouse=f"file://{server[1]}", **KMS) as sql:
+        sql.create_namespace("db")
+        location = sql.create_table("db.from_sql", SCHEMA, properties=ENCRYPTED).metadata_location
+
+    def swap(request: Request, answer: Answer) -> None:
+        if not request.path.endswith("/register") or b"from_sql" not in request.body:
+            return
+        with content_of(answer) as content:
+            metadata = content["metadata"]
+            if change == "a column":
+                metadata["schemas"][0]["fields"][0]["name"] = "other"
+            elif change == "the key id":
+                del metadata["properties"]["encryption.key-id"]
+            elif change == "the location":
+                metadata["location"] = "file:///tmp/elsewhere"
+            else:
+                metadata["properties"]["py-io-impl"] = "attackers.FileIO"
+
+    def replace_by_register(request: Request) -> Answer | None:
+        """Which the reference server refuses to do."""
+        if request.path.endswith("/register"):
+            body = json.loads(request.body)
+            if body.pop("overwrite", False):
+                path = request.path.replace("/register", f"/tables/{body['name']}")
+                proxy.ask(Request("DELETE", path, b"", request.headers))
+            request.body = json.dumps(body).encode()
+        return None
+
+    proxy.on_request, proxy.on_answer = replace_by_register, swap
+    name = "db.t" if overwrite else "db.u"
+    with opened(proxy.uri) as catalog, pytest.raises(IntegrityError):
+        catalog.register_table(name, location, overwrite=overwrite)
+    assert ids(honest.load_table("db.t")) == [7]
+    assert not honest.table_exists("db.u")
+
+
+def test_metadata_of_a_server_proves_nothing(honest: EncryptingCatalog, proxy: Proxy) -> None:
+    """A server may read metadata from the storage, and then what it says is what the storage says."""
+    honest.create_table("db.t", SCHEMA, properties=ENCRYPTED).append(rows(1))
+    strict = {"encryption.unverified-metadata": "refuse"}
+    with opened(proxy.uri, **strict) as catalog, pytest.raises(IntegrityError, match="comes from a REST server"):
+        catalog.load_table("db.t")
+
+    def name_code(request: Request, answer: Answer) -> None:
+        with content_of(answer) as content:
+            content.get("metadata", {}).get("properties", {})["py-io-impl"] = "attackers.FileIO"
+
+    proxy.on_answer = name_code
+    with opened(proxy.uri) as catalog, pytest.raises(IntegrityError, match="names code to be run"):
+        catalog.load_table("db.t")
 
 
 def test_plain_tables_are_as_in_pyiceberg(honest: EncryptingCatalog, server: tuple[str, Path]) -> None:

@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -341,3 +343,19 @@ def test_arguments_of_the_wrong_kind_are_named(path: Path) -> None:
         Keystore.add_key(path, PASSPHRASE, 5)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="must be a string, and is bytes"):
         Keystore.create(path, b"passphrase", ["orders"])  # type: ignore[arg-type]
+
+
+PROGRAM = """
+import sys, threading
+from pyiceberg_encryption.kms.keystore import Keystore
+threads = [threading.Thread(target=Keystore.open, args=sys.argv[1:3]) for _ in range(5)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+
+
+def test_threads_open_it_at_once(tmp_path: Path) -> None:
+    """Which used to hang, so it is done in a process of its own."""
+    path = tmp_path / "keystore.json"
+    Keystore.create(path, "passphrase", ["orders"])
+    subprocess.run([sys.executable, "-c", PROGRAM, str(path), "passphrase"], check=True, timeout=60)

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import gc
 import os
+import re
 import uuid
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -40,10 +41,12 @@ from pyiceberg.types import (
 )
 
 from pyiceberg_encryption import StaticTable
-from pyiceberg_encryption.errors import ConfigurationError, IntegrityError
+from pyiceberg_encryption.errors import ConfigurationError, FormatError, IntegrityError
 from pyiceberg_encryption.table.file_io import FileKey
+from tests.table_support import path_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyiceberg.table import Table
@@ -121,6 +124,29 @@ def test_defaults_of_the_catalog_encrypt_every_table(lake: Lake) -> None:
     without_default = lake.catalog(**{"encryption.required": "true"})
     with pytest.raises(IntegrityError, match=r"encryption\.required"):
         without_default.create_table("db.u", SIMPLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("encryption.require", "encryption.required"),
+        ("encryption.unverified-metdata", "encryption.unverified-metadata"),
+        ("encryption-required", "encryption.required"),
+        ("encryption.key-id", "table-default.encryption.key-id"),
+        ("encryption", "encryption."),
+    ],
+)
+def test_a_misspelt_property_of_a_catalog_is_refused(lake: Lake, name: str, meant: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{re.escape(name)} is no property .*{re.escape(meant)}"):
+        lake.catalog(**{name: "true"})
+
+
+@pytest.mark.parametrize("name", ["encryption.key_id", "encryption.keyid", "encryption.key-Id", "Encryption.key-id"])
+def test_a_misspelt_property_makes_no_plain_table(lake: Lake, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"Did you mean encryption\.key-id"):
+        lake.catalog().create_table("db.t", SIMPLE, properties={name: "keyA"})
+    with pytest.raises(ConfigurationError):
+        lake.catalog(**{f"table-default.{name}": "keyA"}).create_table("db.t", SIMPLE)
 
 
 def test_a_plain_table_stays_as_pyiceberg_makes_it(catalog: EncryptingCatalog) -> None:
@@ -433,6 +459,42 @@ def test_a_plain_table_is_upgraded_to_v3(catalog: EncryptingCatalog, version: in
 
 
 # Tables as a whole
+
+
+@pytest.mark.parametrize("format_version", ["2", "3"])
+def test_a_transaction_that_creates_a_table_cannot_change_its_key(lake: Lake, format_version: str) -> None:
+    """Or else what it had written before would be plaintext, or sealed by another key."""
+    catalog = lake.catalog()
+    encrypted = {"encryption.key-id": "keyA"}
+    plain = {"format-version": format_version}
+    changes: list[tuple[dict[str, str], Callable[[Any], Any]]] = [
+        (plain, lambda t: t.set_properties(encrypted)),
+        (encrypted, lambda t: t.set_properties({"encryption.key-id": "keyB"})),
+        (encrypted, lambda t: t.set_properties({"encryption.data-key-length": "32"})),
+        (encrypted, lambda t: t.remove_properties("encryption.key-id")),
+    ]
+    for properties, change in changes:
+        transaction = catalog.create_table_transaction("db.t", SIMPLE, properties=properties)
+        with pytest.raises(ConfigurationError, match="cannot be changed"):
+            change(transaction)
+        transaction.append(simple(1))
+        transaction.commit_transaction()
+        table = catalog.load_table("db.t")
+        assert [row["id"] for row in rows(table)] == [1]
+        assert table.properties.get("encryption.key-id") == properties.get("encryption.key-id")
+        catalog.drop_table("db.t")
+
+
+def test_a_table_that_cannot_be_read_is_not_purged(catalog: EncryptingCatalog) -> None:
+    table = new_table(catalog)
+    table.append(simple(1))
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    (manifest,) = snapshot.manifests(table.io)
+    path_of(manifest.manifest_path).write_bytes(b"AGS1 but not really")
+    with pytest.raises((IntegrityError, FormatError)):
+        catalog.purge_table("db.t")
+    assert catalog.table_exists("db.t")
 
 
 def test_rename_drop_and_purge(catalog: EncryptingCatalog, tmp_path: Path) -> None:

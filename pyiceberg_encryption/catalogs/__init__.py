@@ -32,7 +32,7 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encryptin
     config = Config()
     name = name or config.get_default_catalog_name()
     merged: dict[str, Any] = merge_config(config.get_catalog_config(name) or {}, cast("RecursiveDict", properties))
-    implementation = merged.pop(PY_CATALOG_IMPL, None)
+    implementation, named_by = merged.pop(PY_CATALOG_IMPL, None), PY_CATALOG_IMPL
     if implementation is None:
         kind = _catalog_type(name, merged)
         if kind not in _CATALOGS:
@@ -40,8 +40,8 @@ def load_catalog(name: str | None = None, **properties: str | None) -> Encryptin
                 f"Catalog {name!r} is of type {kind.value}, whose tables cannot be encrypted yet; these can: "
                 f"{', '.join(known.value for known in _CATALOGS)}"
             )
-        implementation = _CATALOGS[kind]
-    catalog_class = import_class(str(implementation), PY_CATALOG_IMPL)
+        implementation, named_by = _CATALOGS[kind], f"Catalog type {kind.value!r}"
+    catalog_class = import_class(str(implementation), named_by)
     if not (isinstance(catalog_class, type) and issubclass(catalog_class, EncryptingCatalog)):
         raise ConfigurationError(
             f"{PY_CATALOG_IMPL} is {implementation}, whose tables would not be encrypted. Take one of "

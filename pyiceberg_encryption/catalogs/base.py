@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyiceberg.catalog import Catalog, delete_data_files, delete_files
+from pyiceberg.catalog import Catalog, delete_files
+from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 from pyiceberg.utils.config import Config
 
 from pyiceberg_encryption import process
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyiceberg.io import FileIO
+    from pyiceberg.table import Table as PyIcebergTable
+    from pyiceberg.table import Transaction
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.typedef import Identifier
 
@@ -74,14 +77,32 @@ class EncryptingCatalog(Catalog):
         keys = TableKeys(key_id, length, self._keks.cache(), admits_plaintext_data=self._policy.admits_plaintext_data)
         return EncryptedFileIO(plain, keys)
 
+    def _commit_creation(self, identifier: str | Identifier, transaction: Transaction) -> PyIcebergTable:
+        try:
+            transaction.commit_transaction()
+        except CommitFailedException:
+            if not self.table_exists(identifier):
+                raise
+            raise TableAlreadyExistsError(f"Table {name_of(identifier)} already exists") from None
+        return self.load_table(identifier)
+
     def purge_table(self, identifier: str | Identifier) -> None:
         """Drops the table and deletes its files. What cannot be read is found out before anything is dropped."""
         table = self.load_table(identifier)
         metadata = table.metadata
-        manifests = [manifest for snapshot in metadata.snapshots for manifest in snapshot.manifests(table.io)]
+        manifests = {
+            manifest.manifest_path: manifest
+            for snapshot in metadata.snapshots
+            for manifest in snapshot.manifests(table.io)
+        }
+        files = {
+            entry.data_file.file_path
+            for manifest in manifests.values()
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+        }
         self.drop_table(identifier)
-        delete_data_files(table.io, manifests)
-        delete_files(table.io, {manifest.manifest_path for manifest in manifests}, "manifest")
+        delete_files(table.io, files, "data")
+        delete_files(table.io, set(manifests), "manifest")
         delete_files(table.io, {snapshot.manifest_list for snapshot in metadata.snapshots}, "manifest list")
         delete_files(table.io, {entry.metadata_file for entry in metadata.metadata_log}, "previous metadata")
         delete_files(table.io, {table.metadata_location}, "metadata")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -7,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.catalog import ICEBERG, METADATA_LOCATION, PREVIOUS_METADATA_LOCATION, TABLE_TYPE
 from pyiceberg.catalog.dynamodb import (
     DYNAMODB_COL_IDENTIFIER,
+    DYNAMODB_COL_NAMESPACE,
     DYNAMODB_COL_UPDATED_AT,
     DYNAMODB_COL_VERSION,
     _add_property_prefix,
     _get_create_table_item,
+    _get_rename_table_item,
 )
 from pyiceberg.catalog.dynamodb import DynamoDbCatalog as PyIcebergDynamoDbCatalog
 from pyiceberg.exceptions import (
@@ -58,17 +61,37 @@ class DynamoDbCatalog(EncryptingMetastoreCatalog, PyIcebergDynamoDbCatalog):
             raise TableAlreadyExistsError(f"Table {'.'.join(names)} already exists") from None
         return self.load_table(identifier)
 
+    def rename_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> Table:
+        """In one step, which fails if somebody commits meanwhile. PyIceberg's two would lose that commit."""
+        before = self.identifier_to_database_and_table(from_identifier, NoSuchTableError)
+        after = self.identifier_to_database_and_table(to_identifier)
+        item = self._get_iceberg_table_item(*before)
+        self._convert_dynamo_table_item_to_iceberg_table(item)
+        self._ensure_namespace_exists(after[0])
+        renamed = _get_rename_table_item(copy.deepcopy(item), *after)
+        put = {"Item": renamed, "ConditionExpression": f"attribute_not_exists({DYNAMODB_COL_VERSION})"}
+        delete = {
+            "Key": {name: item[name] for name in (DYNAMODB_COL_IDENTIFIER, DYNAMODB_COL_NAMESPACE)},
+            **_unchanged(item),
+        }
+        table = {"TableName": self.dynamodb_table_name}
+        try:
+            self.dynamodb.transact_write_items(TransactItems=[{"Put": put | table}, {"Delete": delete | table}])
+        except self.dynamodb.exceptions.TransactionCanceledException:
+            if self.table_exists(after):
+                raise TableAlreadyExistsError(f"Table {'.'.join(after)} already exists") from None
+            raise CommitFailedException(f"{'.'.join(before)} was changed while it was renamed; try again") from None
+        return self.load_table(after)
+
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         names = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
-        item: dict[str, Any] | None = None
-        current: Table | None = None
         try:
             item = self._get_iceberg_table_item(*names)
-            current = self._convert_dynamo_table_item_to_iceberg_table(item)
         except NoSuchTableError:
-            pass
+            item = None
+        current = None if item is None else self._convert_dynamo_table_item_to_iceberg_table(item)
         staged = self._update_and_stage_table(current, names, requirements, updates)
         if current is not None and staged.metadata == current.metadata:
             return CommitTableResponse(metadata=current.metadata, metadata_location=current.metadata_location)
@@ -90,19 +113,26 @@ class DynamoDbCatalog(EncryptingMetastoreCatalog, PyIcebergDynamoDbCatalog):
                 _LOCATION: {"S": staged.metadata_location},
                 _add_property_prefix(PREVIOUS_METADATA_LOCATION): item[_LOCATION],
             }
-            condition = {
-                "ConditionExpression": f"{DYNAMODB_COL_VERSION} = :version",
-                "ExpressionAttributeValues": {":version": item[DYNAMODB_COL_VERSION]},
-            }
+            condition = _unchanged(item)
         try:
             self.dynamodb.put_item(TableName=self.dynamodb_table_name, Item=new, **condition)
         except self.dynamodb.exceptions.ConditionalCheckFailedException:
-            if not self._was_committed(staged):  # which boto3 tries again when the answer is lost
+            if not self._was_committed(staged):  # by an attempt whose answer was lost, and boto3 made another
                 raise CommitFailedException(f"{'.'.join(names)} was changed by another commit") from None
 
     def _was_committed(self, staged: Table) -> bool:
+        """Whether it is the table's metadata, or was, before others committed on top of it."""
         try:
-            item = self._get_iceberg_table_item(*self.identifier_to_database_and_table(staged.name()))
+            current = self.load_table(staged.name())
         except NoSuchTableError:
             return False
-        return bool(item[_LOCATION]["S"] == staged.metadata_location)
+        locations = {entry.metadata_file for entry in current.metadata.metadata_log} | {current.metadata_location}
+        return staged.metadata_location in locations
+
+
+def _unchanged(item: dict[str, Any]) -> dict[str, Any]:
+    """The condition that nobody has committed since this was read."""
+    return {
+        "ConditionExpression": f"{DYNAMODB_COL_VERSION} = :version",
+        "ExpressionAttributeValues": {":version": item[DYNAMODB_COL_VERSION]},
+    }

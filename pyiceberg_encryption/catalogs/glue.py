@@ -35,9 +35,17 @@ class GlueCatalog(EncryptingMetastoreCatalog, PyIcebergGlueCatalog):
         return self._load((database, table), parameters[METADATA_LOCATION])
 
     def _staged(self, identifier: Identifier, metadata: TableMetadata, location: str, plain: FileIO) -> StagedTable:
+        self._check_storage(identifier, metadata)
+        return super()._staged(identifier, metadata, location, plain)
+
+    def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
+        names = self.identifier_to_tuple(identifier)
+        self._check_storage(names, self._load(names, metadata_location).metadata)
+        return super().register_table(identifier, metadata_location, overwrite)
+
+    def _check_storage(self, identifier: Identifier, metadata: TableMetadata) -> None:
         if metadata.properties.get(policy.KEY_ID) and self._is_s3tables_database(identifier[0]):
             raise ConfigurationError(
                 f"{'.'.join(identifier)} cannot be encrypted: S3 Tables rewrites the files of its tables itself, and "
                 "has no keys for that. Take a database with its own storage"
             )
-        return super()._staged(identifier, metadata, location, plain)

@@ -67,8 +67,9 @@ class _ClientPerUse:
 
     def __enter__(self) -> Any:
         client = self._new_client()
+        connection = client.__enter__()
         self._in_use.__dict__.setdefault("clients", []).append(client)
-        return client.__enter__()
+        return connection
 
     def __exit__(self, *error: Any) -> None:
         self._in_use.clients.pop().__exit__(*error)

@@ -55,11 +55,7 @@ class EncryptingMetastoreCatalog(EncryptingCatalog, MetastoreCatalog):
         transaction = self.create_table_transaction(
             identifier, schema, location, partition_spec, sort_order, properties
         )
-        try:
-            transaction.commit_transaction()
-        except CommitFailedException:  # by another program, in between
-            raise TableAlreadyExistsError(f"Table {name_of(identifier)} already exists") from None
-        return self.load_table(identifier)
+        return self._commit_creation(identifier, transaction)
 
     def create_table_transaction(
         self,

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
 from pyiceberg.catalog.rest import RestCatalog as PyIcebergRestCatalog
 from pyiceberg.catalog.rest import TableResponse
-from pyiceberg.exceptions import BadRequestError, CommitStateUnknownException, ValidationException
+from pyiceberg.exceptions import (
+    BadRequestError,
+    CommitStateUnknownException,
+    RESTError,
+    ValidationException,
+)
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import (
@@ -20,7 +26,7 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import EMPTY_DICT
 
 from pyiceberg_encryption.catalogs.base import EncryptingCatalog, name_of
-from pyiceberg_encryption.errors import ConfigurationError, IntegrityError
+from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, IntegrityError
 from pyiceberg_encryption.table import policy
 from pyiceberg_encryption.table.models import (
     AddEncryptionKeyUpdate,
@@ -32,6 +38,8 @@ from pyiceberg_encryption.table.table import StagedTable, Table
 from pyiceberg_encryption.table.transaction import CreateTableTransaction
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pyarrow as pa
     from pyiceberg.schema import Schema
     from pyiceberg.table import CommitTableResponse
@@ -42,11 +50,16 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.typedef import Identifier, Properties
 
+    from pyiceberg_encryption.table.models import EncryptionKeyEntry
+
 TableResponse.model_rebuild(force=True)  # with the fields that table.models adds to metadata
 
 
+REFUSALS = (BadRequestError, NotImplementedError, RESTError)
+
+
 class KeysNotKeptError(ConfigurationError, ValidationException):
-    """The server does not keep what decrypts a table. Nothing was committed, and so PyIceberg removes the files."""
+    """The server does not keep what decrypts a table. No snapshot was left, so PyIceberg removes the manifests."""
 
 
 class RestCatalog(EncryptingCatalog, PyIcebergRestCatalog):
@@ -55,6 +68,7 @@ class RestCatalog(EncryptingCatalog, PyIcebergRestCatalog):
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **properties)
         self._policy = self._policy.with_settings_of_server(self.properties)
+        self._registering: dict[Identifier, TableMetadata] = {}
 
     # Creating
 
@@ -72,10 +86,10 @@ class RestCatalog(EncryptingCatalog, PyIcebergRestCatalog):
         if not chosen.get(policy.KEY_ID):
             stock = super().create_table(identifier, schema, location, partition_spec, sort_order, chosen)
             return cast("Table", stock)
-        self.create_table_transaction(
+        transaction = self.create_table_transaction(
             identifier, schema, location, partition_spec, sort_order, properties
-        ).commit_transaction()
-        return cast("Table", self.load_table(identifier))
+        )
+        return self._commit_creation(identifier, transaction)
 
     def create_table_transaction(
         self,
@@ -101,17 +115,26 @@ class RestCatalog(EncryptingCatalog, PyIcebergRestCatalog):
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
     ) -> PyIcebergTable:
         """Only metadata that this catalog would load is registered: from then on the server vouches for it."""
-        checked = self._load(self.identifier_to_tuple(identifier), metadata_location)
-        table = super().register_table(identifier, metadata_location, overwrite)
-        if _what_decrypts(table.metadata) != _what_decrypts(checked.metadata):
-            self.drop_table(identifier)
-            raise IntegrityError(f"The server read another content of {metadata_location} than was checked before")
-        return cast("Table", table)
+        names = self.identifier_to_tuple(identifier)
+        checked = self._load(names, metadata_location)
+        replaced = self.load_table(identifier) if overwrite and self.table_exists(identifier) else None
+        self._registering[names] = checked.metadata
+        try:
+            return cast("Table", super().register_table(identifier, metadata_location, overwrite))
+        except EncryptionError:
+            if replaced is None:
+                self.drop_table(identifier)
+            else:
+                del self._registering[names]
+                super().register_table(identifier, replaced.metadata_location, overwrite=True)
+            raise
+        finally:
+            self._registering.pop(names, None)
 
     # Loading
 
     def _response_to_table(self, identifier_tuple: tuple[str, ...], table_response: TableResponse) -> Table:
-        self._policy.check_loaded(identifier_tuple, table_response.metadata)
+        self._check(identifier_tuple, table_response.metadata)
         stock = super()._response_to_table(identifier_tuple, table_response)
         io = self._io(stock.metadata, stock.io)
         return Table(identifier_tuple, stock.metadata, stock.metadata_location, io, self, stock.config)
@@ -119,10 +142,25 @@ class RestCatalog(EncryptingCatalog, PyIcebergRestCatalog):
     def _response_to_staged_table(
         self, identifier_tuple: tuple[str, ...], table_response: TableResponse
     ) -> PyIcebergStagedTable:
-        self._policy.check_loaded(identifier_tuple, table_response.metadata)
+        self._check(identifier_tuple, table_response.metadata)
         stock = super()._response_to_staged_table(identifier_tuple, table_response)
         io = self._io(stock.metadata, stock.io)
         return StagedTable(identifier_tuple, stock.metadata, stock.metadata_location, io, self)
+
+    def _check(self, identifier: Identifier, metadata: TableMetadata) -> None:
+        """Before anything is done that the metadata asks for."""
+        checked = self._registering.get(identifier)
+        if checked is not None and _essence(metadata) != _essence(checked):
+            raise IntegrityError(f"The server read another content of the metadata of {name_of(identifier)} than this")
+        if self._policy.check_loaded(identifier, metadata) is None:
+            return
+        policy.check_names_no_code(name_of(identifier), metadata.properties)
+        if self._policy.refuses_unverified_metadata:
+            raise IntegrityError(
+                f"The metadata of {name_of(identifier)} comes from a REST server, and nothing proves that the server "
+                f"did not read it from the storage as somebody had changed it. ({policy.UNVERIFIED_METADATA} is set to "
+                "refuse)"
+            )
 
     # Committing
 
@@ -136,62 +174,80 @@ class RestCatalog(EncryptingCatalog, PyIcebergRestCatalog):
         is_new = any(isinstance(requirement, AssertCreate) for requirement in requirements)
         if not is_new:
             policy.check_change(name, table.metadata, update_table_metadata(table.metadata, updates))
-        if not encryption_keys(table.metadata) and not is_new:
-            self._try_out(table, updates)
+            if not encryption_keys(table.metadata):
+                self._try_out(table, updates)
         try:
             response = super().commit_table(table, requirements, updates)
         except BadRequestError as error:
-            if is_new and any(isinstance(update, AddEncryptionKeyUpdate) for update in updates):
+            if is_new and _added_keys(updates) and "encryption" in str(error):
                 raise _not_kept(name, f"It refused to create the table: {error}") from None
             raise
-        if _is_kept(response.metadata, updates):
-            return cast("CommitTableResponse", response)
-        if is_new:
-            self.drop_table(table.name())
-        else:
+        if not _is_kept(response.metadata, updates):
+            if is_new:
+                self._drop_created(table.name(), response.metadata)
+                raise _not_kept(name, "The new table was dropped again")
             self._undo(table, updates)
-        raise _not_kept(name, "The commit was undone")
+            raise _not_kept(name, "The new snapshots were removed again")
+        if not is_new:
+            _check_nothing_lost(table, response.metadata)
+        return cast("CommitTableResponse", response)
 
     def _try_out(self, table: PyIcebergTable, updates: tuple[TableUpdate, ...]) -> None:
-        """Whether the server keeps keys is found out with a KEK alone, before anything is encrypted by it."""
+        """Whether the server keeps keys is found out with a KEK alone, before there is a snapshot that needs it."""
         master_key_id = table.properties.get(policy.KEY_ID)
         keks: tuple[Any, ...] = tuple(
-            update
-            for update in updates
-            if isinstance(update, AddEncryptionKeyUpdate) and update.encryption_key.encrypted_by_id == master_key_id
+            AddEncryptionKeyUpdate(encryption_key=key)
+            for key in _added_keys(updates)
+            if key.encrypted_by_id == master_key_id
         )
         if not keks:
             return
         try:
             response = super().commit_table(table, (AssertTableUUID(uuid=table.metadata.table_uuid),), keks)
-        except BadRequestError as error:
+        except REFUSALS as error:
+            if type(error) not in REFUSALS:  # but a kind of them, which says nothing of what was asked for
+                raise
             raise _not_kept(name_of(table.name()), f"It refused the key: {error}") from None
         if not _is_kept(response.metadata, keks):
             raise _not_kept(name_of(table.name()), "Nothing was committed")
 
     def _undo(self, table: PyIcebergTable, updates: tuple[TableUpdate, ...]) -> None:
+        """Unless others have committed to the same branches since."""
         added = {update.snapshot.snapshot_id for update in updates if isinstance(update, AddSnapshotUpdate)}
+        heads = {
+            update.ref_name: update
+            for update in updates
+            if isinstance(update, SetSnapshotRefUpdate) and update.snapshot_id in added
+        }
         undo: list[Any] = []
-        requirements: list[TableRequirement] = []
-        for update in updates:
-            if isinstance(update, SetSnapshotRefUpdate) and update.snapshot_id in added:
-                requirements.append(AssertRefSnapshotId(ref=update.ref_name, snapshot_id=update.snapshot_id))
-                before = table.metadata.refs.get(update.ref_name)
-                if before is None:
-                    undo.append(RemoveSnapshotRefUpdate(ref_name=update.ref_name))
-                else:
-                    undo.append(update.model_copy(update={"snapshot_id": before.snapshot_id}))
-            elif isinstance(update, AddEncryptionKeyUpdate):
-                undo.append(RemoveEncryptionKeyUpdate(key_id=update.encryption_key.key_id))
+        for name, update in heads.items():
+            before = table.metadata.refs.get(name)
+            if before is None:
+                undo.append(RemoveSnapshotRefUpdate(ref_name=name))
+            else:
+                undo.append(update.model_copy(update={"snapshot_id": before.snapshot_id}))
         undo.append(RemoveSnapshotsUpdate(snapshot_ids=sorted(added)))
+        undo += [RemoveEncryptionKeyUpdate(key_id=key.key_id) for key in _added_keys(updates)]
+        requirements = tuple(AssertRefSnapshotId(ref=name, snapshot_id=u.snapshot_id) for name, u in heads.items())
+        failure: Exception | None = None
         try:
-            super().commit_table(table, tuple(requirements), tuple(undo))
+            response = super().commit_table(table, requirements, tuple(undo))
+            left = added & {snapshot.snapshot_id for snapshot in response.metadata.snapshots}
         except Exception as error:
+            left, failure = added, error
+        if left:
             raise CommitStateUnknownException(
-                f"The server committed snapshots {sorted(added)} of {name_of(table.name())}, but did not keep their "
-                f"keys, and could not undo that: {error}. Nobody can read these snapshots. Roll the table back, and "
-                "use a server that supports table encryption"
-            ) from error
+                f"The server committed snapshots {sorted(left)} of {name_of(table.name())}, but did not keep their "
+                f"keys, and could not undo that{f': {failure}' if failure else ''}. Nobody can read these snapshots. "
+                "Roll the table back, and use a server that supports table encryption"
+            ) from failure
+
+    def _drop_created(self, identifier: Identifier, created: TableMetadata) -> None:
+        """Not what others may have put in its place."""
+        with contextlib.suppress(EncryptionError):  # it is as bad as it was when it was created
+            if self.load_table(identifier).metadata.table_uuid != created.table_uuid:
+                return
+        self.drop_table(identifier)
 
     # Dropping
 
@@ -204,19 +260,36 @@ class RestCatalog(EncryptingCatalog, PyIcebergRestCatalog):
             PyIcebergRestCatalog.purge_table(self, identifier)
 
 
+def _added_keys(updates: Iterable[Any]) -> list[EncryptionKeyEntry]:
+    return [update.encryption_key for update in updates if isinstance(update, AddEncryptionKeyUpdate)]
+
+
 def _is_kept(metadata: TableMetadata, updates: tuple[TableUpdate, ...]) -> bool:
     """Whether what the server has now decrypts what was committed."""
     kept = {key.key_id: key for key in encryption_keys(metadata)}
+    if any(kept.get(key.key_id) != key.key() for key in _added_keys(updates)):
+        return False
     for update in updates:
-        if isinstance(update, AddEncryptionKeyUpdate):
-            key = update.encryption_key.key()
-            if kept.get(key.key_id) != key:
-                return False
-        elif isinstance(update, AddSnapshotUpdate):
+        if isinstance(update, AddSnapshotUpdate) and key_id(update.snapshot):
             snapshot = metadata.snapshot_by_id(update.snapshot.snapshot_id)
-            if snapshot is None or key_id(snapshot) != key_id(update.snapshot):
+            if snapshot is not None and key_id(snapshot) != key_id(update.snapshot):
                 return False
     return True
+
+
+def _check_nothing_lost(table: PyIcebergTable, metadata: TableMetadata) -> None:
+    """Of what decrypts snapshots that were there before."""
+    kept = {key.key_id for key in encryption_keys(metadata)}
+    lost = {key.key_id for key in encryption_keys(table.metadata)} - kept
+    for snapshot in table.metadata.snapshots:
+        now = metadata.snapshot_by_id(snapshot.snapshot_id)
+        if now is not None and key_id(now) != key_id(snapshot):
+            lost.add(key_id(snapshot) or "")
+    if lost:
+        raise IntegrityError(
+            f"The REST server has committed, but lost the encryption keys {sorted(lost)} of {name_of(table.name())} "
+            f"that it had before. They are in {table.metadata_location}: restore the table from there"
+        )
 
 
 def _not_kept(name: str, what_happened: str) -> KeysNotKeptError:
@@ -227,7 +300,8 @@ def _not_kept(name: str, what_happened: str) -> KeysNotKeptError:
     )
 
 
-def _what_decrypts(metadata: TableMetadata) -> tuple[Any, ...]:
-    snapshots = [(s.snapshot_id, s.manifest_list, key_id(s)) for s in metadata.snapshots]
-    key = metadata.properties.get(policy.KEY_ID)
-    return metadata.table_uuid, key, encryption_keys(metadata), snapshots, metadata.refs
+def _essence(metadata: TableMetadata) -> dict[str, Any]:
+    """All but what a server may add when it registers a table."""
+    fields = metadata.model_dump(exclude={"properties", "last_updated_ms", "metadata_log"})
+    properties = {label: metadata.properties.get(label) for label in (policy.KEY_ID, policy.DATA_KEY_LENGTH)}
+    return fields | {"properties": properties, "keys": encryption_keys(metadata)}

@@ -25,8 +25,9 @@ class StaticTable(PyIcebergStaticTable, Table):
         """`properties` are those of a catalog, with the table's `encryption.key-id` beside them."""
         if not metadata_location.endswith(".metadata.json"):
             metadata_location = cls._metadata_location_from_version_hint(metadata_location, properties)
-        key_id = properties.get(policy.KEY_ID)
-        catalog = _StaticCatalog(NAME, **properties, **({policy.EXPECTED_KEY_ID: key_id} if key_id else {}))
+        of_catalog = dict(properties)
+        key_id = of_catalog.pop(policy.KEY_ID, None)
+        catalog = _StaticCatalog(NAME, **of_catalog, **({policy.EXPECTED_KEY_ID: key_id} if key_id else {}))
         table = catalog._load((NAME, metadata_location), metadata_location)
         if table.is_encrypted and not key_id:
             raise ConfigurationError(

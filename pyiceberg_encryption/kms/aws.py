@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from contextvars import ContextVar
 from datetime import datetime, timedelta, timezone
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -22,6 +20,7 @@ from pyiceberg_encryption.errors import (
 )
 from pyiceberg_encryption.kms.client import KeyGenerationResult, KeyManagementClient
 from pyiceberg_encryption.kms.guard import RetryPolicy
+from pyiceberg_encryption.kms.silence import calling, silence
 
 try:
     import boto3
@@ -118,15 +117,7 @@ ERRORS: dict[type[Exception], tuple[str, frozenset[str]]] = {
 }
 
 
-_is_calling: ContextVar[bool] = ContextVar("is_calling", default=False)
-
-
-def _shows_no_key(record: logging.LogRecord) -> bool:
-    return not _is_calling.get()
-
-
-for _name in ("botocore.endpoint", "botocore.parsers"):  # which log requests and answers at DEBUG
-    logging.getLogger(_name).addFilter(_shows_no_key)
+silence("botocore.endpoint", "botocore.parsers")
 
 
 class AwsKeyManagementClient(KeyManagementClient):
@@ -177,9 +168,9 @@ class AwsKeyManagementClient(KeyManagementClient):
 
     def _call(self, call: Callable[[Any], Any]) -> Any:
         failure: Exception
-        calling = _is_calling.set(True)
         try:
-            return call(self._client())
+            with calling():
+                return call(self._client())
         except EncryptionError:
             raise
         except botocore_errors.ClientError as error:
@@ -200,8 +191,6 @@ class AwsKeyManagementClient(KeyManagementClient):
             )
         except ValueError:
             failure = ConfigurationError(f"boto3 does not take the value of {ENDPOINT} or {REGION}")
-        finally:
-            _is_calling.reset(calling)
         raise failure
 
     def _client(self) -> Any:

@@ -6,7 +6,6 @@ fork. What a master key wraps is the same either way.
 
 from __future__ import annotations
 
-import logging
 import re
 from datetime import datetime, timezone
 from http import HTTPStatus
@@ -26,6 +25,7 @@ from pyiceberg_encryption.errors import (
 )
 from pyiceberg_encryption.kms.client import KeyManagementClient
 from pyiceberg_encryption.kms.guard import RetryPolicy
+from pyiceberg_encryption.kms.silence import calling, silence
 
 try:
     import requests
@@ -77,8 +77,7 @@ STATUSES: dict[int, str] = {  # of answers without one
     HTTPStatus.TOO_MANY_REQUESTS: "RESOURCE_EXHAUSTED",
 }
 
-# At DEBUG this logger attaches requests and answers to its records, and so keys.
-logging.getLogger(f"{kms_v1.__name__}.services.key_management_service.transports.rest").setLevel(logging.INFO)
+silence(f"{kms_v1.__name__}.services.key_management_service.transports.rest")
 
 
 class GcpKeyManagementClient(KeyManagementClient):
@@ -123,7 +122,8 @@ class GcpKeyManagementClient(KeyManagementClient):
         failure: EncryptionError
         try:
             # The guard around every client retries; the SDK would multiply that.
-            return getattr(self._client(), method)(request=request, retry=None, timeout=self._timeout)
+            with calling():
+                return getattr(self._client(), method)(request=request, retry=None, timeout=self._timeout)
         except EncryptionError:
             raise
         except GoogleAPICallError as error:

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pyiceberg_encryption import errors as errors_module
-from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, KmsError, KmsUnavailableError
+from pyiceberg_encryption.errors import (
+    ConfigurationError,
+    EncryptionError,
+    KmsError,
+    KmsUnavailableError,
+    UsageError,
+)
 from pyiceberg_encryption.secret import Secret
 
 if TYPE_CHECKING:
@@ -65,6 +71,9 @@ class GuardedClient:
         self._policy = policy or RetryPolicy()
 
     def wrap_key(self, key: Secret, wrapping_key_id: str) -> bytes:
+        if not isinstance(key, Secret):
+            raise UsageError("A key is given to the guard of a KMS client as a Secret: wrap_key(Secret(key), …)")
+
         def wrap() -> bytes:
             return _bytes(self._client.wrap_key(bytes(key.expose()), wrapping_key_id))
 

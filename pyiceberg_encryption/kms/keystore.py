@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from filelock import FileLock, Timeout
 
+from pyiceberg_encryption import process
 from pyiceberg_encryption.ciphers import KEY_LENGTHS, AesGcm
 from pyiceberg_encryption.errors import ConfigurationError, FormatError, IntegrityError, UsageError
 from pyiceberg_encryption.secret import Secret
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator
 
 FORMAT = "pyiceberg-encryption-keystore"
@@ -187,6 +189,18 @@ def _parse_header(data: bytes) -> dict[str, Any]:
     return header
 
 
+class _OneAtATime:
+    """Threads that derive keys at the same time may wait for each other for ever, for the threads of OpenSSL."""
+
+    _lock: threading.Lock
+
+    def __init__(self) -> None:
+        process.give_lock(self)
+
+
+_derivations = _OneAtATime()
+
+
 def _derive_key(header: dict[str, Any], passphrase: Secret) -> Secret:
     kdf = Argon2id(
         salt=_from_base64(header["salt"]),
@@ -195,7 +209,8 @@ def _derive_key(header: dict[str, Any], passphrase: Secret) -> Secret:
         lanes=header["lanes"],
         memory_cost=header["memory-kib"],
     )
-    return Secret(kdf.derive(bytes(passphrase.expose())))
+    with _derivations._lock:
+        return Secret(kdf.derive(bytes(passphrase.expose())))
 
 
 def _header_aad(header: dict[str, Any]) -> bytes:

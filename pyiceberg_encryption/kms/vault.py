@@ -131,7 +131,10 @@ class VaultKeyManagementClient(KeyManagementClient):
     def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> bytes:
         text = wrapped_key.decode("latin-1")
         if not CIPHERTEXT.fullmatch(text):
-            raise IntegrityError("the wrapped key is not a ciphertext of Vault's: the table's metadata was changed")
+            raise IntegrityError(
+                "the wrapped key is not a ciphertext of Vault's: another kind of KMS wrapped it (check "
+                "encryption.kms-type), or the table's metadata was changed"
+            )
         answer = self._call(
             wrapping_key_id,
             lambda transit: transit.decrypt_data(name=wrapping_key_id, ciphertext=text, mount_point=self._mount),

@@ -1,6 +1,7 @@
 """The one place where PyIceberg's models are extended, by the fields and updates that encryption needs.
 
-Fields are added, and nothing that PyIceberg has is changed: catalogs of PyIceberg itself behave as before. Where a
+Fields are added, and kinds of updates that a commit may have; nothing that PyIceberg has is changed, and catalogs of
+PyIceberg itself behave as before. Where a
 version of PyIceberg has a field of its own, that one is used.
 """
 
@@ -135,15 +136,6 @@ def _(  # type: ignore[misc]  # PyIceberg's union of updates is closed
             return base_metadata
     context.add_update(update)  # type: ignore[arg-type]
     return base_metadata.model_copy(update={"encryption_keys": [*keys, update.encryption_key]})
-
-
-@_apply_table_update.register(RemoveEncryptionKeyUpdate)
-def _(  # type: ignore[misc]
-    update: RemoveEncryptionKeyUpdate, base_metadata: TableMetadata, context: _TableMetadataUpdateContext
-) -> TableMetadata:
-    keys: list[EncryptionKeyEntry] = getattr(base_metadata, "encryption_keys", None) or []
-    context.add_update(update)  # type: ignore[arg-type]
-    return base_metadata.model_copy(update={"encryption_keys": [key for key in keys if key.key_id != update.key_id]})
 
 
 @_apply_table_update.register(UpgradeToFormatV3Update)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,11 @@ from pyiceberg.table import TableProperties
 from pyiceberg_encryption.ciphers import KEY_LENGTHS
 from pyiceberg_encryption.errors import ConfigurationError, IntegrityError
 from pyiceberg_encryption.keyring import DATA_KEY_LENGTH_DEFAULT
+from pyiceberg_encryption.kms.registry import JAVA_KMS_IMPL, KMS_TYPE, PY_KMS_IMPL
 from pyiceberg_encryption.table.models import VERSION, encryption_keys, key_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.typedef import Identifier
@@ -31,6 +33,11 @@ PLAINTEXT_DATA_FILES = "encryption.plaintext-data-files"
 TABLE_DEFAULT_PREFIX = "table-default."  # Iceberg Java: CatalogProperties
 TABLE_OVERRIDE_PREFIX = "table-override."
 
+_TABLE_PROPERTIES = (KEY_ID, DATA_KEY_LENGTH)
+_CATALOG_PROPERTIES = (
+    *(KMS_TYPE, JAVA_KMS_IMPL, REQUIRED, EXPECTED_KEY_ID, UNVERIFIED_METADATA, PLAINTEXT_DATA_FILES),
+    *(f"{prefix}{name}" for prefix in (TABLE_DEFAULT_PREFIX, TABLE_OVERRIDE_PREFIX) for name in _TABLE_PROPERTIES),
+)
 _TRUE = {"true": True, "false": False}
 _UNVERIFIED = {"warn": False, "refuse": True}
 _PLAINTEXT = {"refuse": False, "admit": True}
@@ -51,6 +58,7 @@ class Policy:
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Policy:
+        _check_names(properties, _CATALOG_PROPERTIES, "a catalog")
         return cls(
             required=_choice(properties, REQUIRED, "false", _TRUE),
             expected_key_ids=_after(properties, EXPECTED_KEY_ID),
@@ -73,6 +81,7 @@ class Policy:
         """With the catalog's defaults, and the format version that encryption needs."""
         properties = {**self.table_defaults, **given, **self.table_overrides}
         name = ".".join(identifier)
+        _check_names(properties, _TABLE_PROPERTIES, "a table")
         key = properties.get(KEY_ID)
         if not key:
             if KEY_ID in properties or DATA_KEY_LENGTH in properties:
@@ -159,6 +168,19 @@ def data_key_length(properties: Mapping[str, str]) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) not in KEY_LENGTHS:
         raise ConfigurationError(f"{DATA_KEY_LENGTH} is {text}; it must be 16, 24 or 32")
     return int(text)
+
+
+def _check_names(names: Iterable[str], known: tuple[str, ...], owner: str) -> None:
+    """A misspelt name would switch off what its value asks for, and nobody would notice."""
+    for name in names:
+        is_ours = name.lower().startswith("encryption") or name in ("kms", PY_KMS_IMPL.replace("-", "_"))
+        if is_ours and name not in known and not name.startswith(f"{EXPECTED_KEY_ID}."):
+            default = f"{TABLE_DEFAULT_PREFIX}{name}"
+            meant = default if default in known else next(iter(difflib.get_close_matches(name, known, 1, 0)), known[0])
+            raise ConfigurationError(
+                f"{name} is no property of {owner}. Did you mean {meant}? Names are written "
+                "in full, with dots, and not as nested tables"
+            )
 
 
 def _choice(properties: Mapping[str, str], name: str, default: str, choices: Mapping[str, bool]) -> bool:

@@ -35,7 +35,8 @@ from pyiceberg.table.update.spec import UpdateSpec as PyIcebergUpdateSpec
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.utils.config import Config
 
-from pyiceberg_encryption.table import lineage
+from pyiceberg_encryption.errors import ConfigurationError
+from pyiceberg_encryption.table import lineage, policy
 from pyiceberg_encryption.table.data_files import formats_of_v3
 from pyiceberg_encryption.table.models import VERSION, AddEncryptionKeyUpdate, UpgradeToFormatV3Update
 from pyiceberg_encryption.table.read import ArrowScan
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import DataScan as PyIcebergDataScan
     from pyiceberg.table import FileScanTask
     from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.update import TableUpdate
+    from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.table.update.snapshot import UpdateSnapshot as PyIcebergUpdateSnapshot
     from pyiceberg.transforms import Transform
     from pyiceberg.typedef import TableVersion
@@ -74,6 +75,19 @@ class Transaction(PyIcebergTransaction):
     def _is_v3(self) -> bool:
         version: TableVersion = self.table_metadata.format_version
         return version >= VERSION
+
+    def _stage(
+        self, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...] = ()
+    ) -> PyIcebergTransaction:
+        """Refuses what no catalog would commit, before a file is written for it."""
+        before = self._updates, self._requirements
+        staged = super()._stage(updates, requirements)
+        try:
+            policy.check_change(".".join(self._table.name()), self._table.metadata, self.table_metadata)
+        except ConfigurationError:
+            self._updates, self._requirements = before
+            raise
+        return staged
 
     def update_snapshot(
         self, snapshot_properties: dict[str, str] = EMPTY_DICT, branch: str | None = MAIN_BRANCH
