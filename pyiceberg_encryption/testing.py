@@ -5,7 +5,7 @@ from pyiceberg_encryption.testing import KmsClientTests
 class TestOurClient(KmsClientTests):
     @pytest.fixture
     def properties(self):
-        return {"py-kms-impl": "our_module.OurClient", "our.address": "…"}
+        return {"py-kms-impl": "our_module.OurClient", "kms.ours.address": "…"}
 
     @pytest.fixture
     def master_key_ids(self):
