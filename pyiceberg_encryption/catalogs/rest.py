@@ -53,9 +53,7 @@ if TYPE_CHECKING:
     from pyiceberg_encryption.table.models import EncryptionKeyEntry
 
 TableResponse.model_rebuild(force=True)  # with the fields that table.models adds to metadata
-
-
-REFUSALS = (BadRequestError, NotImplementedError, RESTError)
+REFUSALS = (BadRequestError, NotImplementedError, RESTError)  # by servers that do not know what they are asked for
 
 
 class KeysNotKeptError(ConfigurationError, ValidationException):
@@ -63,7 +61,7 @@ class KeysNotKeptError(ConfigurationError, ValidationException):
 
 
 class RestCatalog(EncryptingCatalog, PyIcebergRestCatalog):
-    """Tables of a server, which is trusted with their metadata: it delivers that itself, not from the storage."""
+    """Tables of a server, which is believed in what it says of them."""
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **properties)
