@@ -722,6 +722,21 @@ CASES = [
         ),
     ),
     case(
+        "a catalog keeps KEKs for as long as it likes",
+        "test_table_kms.py::test_20_a_tables_rows_outlive_a_revocation_until_the_ttl_ends",
+        CATALOG,
+        (
+            "KekCache.from_properties(load_kms_client(self._properties), self._properties)",
+            "KekCache(load_kms_client(self._properties))",
+        ),
+    ),
+    case(
+        "a TTL below 0 or without end is taken",
+        "test_table_kms.py::test_20_a_ttl_that_cannot_be_meant",
+        GUARD,
+        ("if not 0 <= value <= highest or (value == 0 and not may_be_zero):", "if False:"),
+    ),
+    case(
         "where the master key is unknown, another is taken",
         "test_table_kms.py::test_20_the_master_key_is_not_in_the_kms",
         "kms/master_keys.py",
