@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import shutil
@@ -19,9 +20,13 @@ from pyiceberg_encryption.table.policy import UnverifiedMetadataWarning
 from tests.support import MEMORY_PROPERTIES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     import pyarrow as pa
     from pyiceberg.io.pyarrow import PyArrowFile
     from pyiceberg.table import Table
+
+    Load = Callable[[str, Path], tuple[Table, dict[str, Any]]]
 
 TABLES = Path(__file__).parent / "vectors" / "iceberg-java" / "tables"
 NAMES = sorted(table.name for table in TABLES.iterdir())
@@ -42,7 +47,14 @@ class MovedFileIO(PyArrowFileIO):
         return location.replace(WRITTEN_AT, f"{self.properties['moved-to']}/", 1)
 
 
-def load(name: str, folder: Path) -> tuple[Table, dict[str, Any]]:
+@pytest.fixture
+def load() -> Iterator[Load]:
+    """Opens a golden table that lies in a folder, and tells what is expected of it."""
+    with contextlib.ExitStack() as catalogs:
+        yield lambda name, folder: _load(name, folder, catalogs)
+
+
+def _load(name: str, folder: Path, catalogs: contextlib.ExitStack) -> tuple[Table, dict[str, Any]]:
     expected = json.loads((TABLES / name / "expected.json").read_text())
     catalog = load_catalog(
         "golden",
@@ -55,6 +67,7 @@ def load(name: str, folder: Path) -> tuple[Table, dict[str, Any]]:
             **MEMORY_PROPERTIES,
         },
     )
+    catalogs.enter_context(catalog)
     catalog.create_namespace_if_not_exists("golden")
     with pytest.warns(UnverifiedMetadataWarning, match="leaves no proof"):
         table = catalog.register_table(f"golden.{name}", expected["metadata-location"])
@@ -62,7 +75,7 @@ def load(name: str, folder: Path) -> tuple[Table, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_and_lineage_are_what_spark_saw(name: str) -> None:
+def test_rows_and_lineage_are_what_spark_saw(name: str, load: Load) -> None:
     table, expected = load(name, TABLES)
     rows = {ref: as_spark_reports(table.scan(selected_fields=LINEAGE).use_ref(ref).to_arrow()) for ref in table.refs()}
     if name == "empty":
@@ -71,7 +84,7 @@ def test_rows_and_lineage_are_what_spark_saw(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_metadata_is_written_as_java_writes_it(name: str) -> None:
+def test_metadata_is_written_as_java_writes_it(name: str, load: Load) -> None:
     """Java verifies a metadata file by writing anew what it read, so every byte counts."""
     table, _ = load(name, TABLES)
     for path in (TABLES / name / "metadata").glob("*.json"):
@@ -80,7 +93,7 @@ def test_metadata_is_written_as_java_writes_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "empty"])
-def test_a_table_of_javas_goes_on_in_python(name: str, tmp_path: Path) -> None:
+def test_a_table_of_javas_goes_on_in_python(name: str, tmp_path: Path, load: Load) -> None:
     shutil.copytree(TABLES / name, tmp_path / name)
     table, _ = load(name, tmp_path)
     before = as_spark_reports(table.scan(selected_fields=LINEAGE).to_arrow())
