@@ -310,7 +310,7 @@ class _AvroFile(AvroOutputFile[Any]):
         for record in records:
             self.writer.write(encoder, record)
         codec = self.compression_codec()
-        content = memoryview(codec.compress(block.getvalue())[0]) if codec else block.getbuffer()
+        content = memoryview(codec.compress(block.getvalue())[0] if codec else block.getvalue())
         self.encoder.write_int(len(records))
         self.encoder.write_int(len(content))
         self.encoder.write(content)  # type: ignore[arg-type]
