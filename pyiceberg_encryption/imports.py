@@ -16,10 +16,7 @@ def import_class(path: str, property_name: str) -> Any:
         return getattr(importlib.import_module(module_name), class_name)
     except EncryptionError:
         raise
-    except ModuleNotFoundError as error:
-        advice = (
-            "" if path.startswith(str(error.name)) else ". Install that, or this package with the extra that brings it"
-        )
-        raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}{advice}") from error
     except Exception as error:
-        raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}") from error
+        needs_more = isinstance(error, ModuleNotFoundError) and not path.startswith(str(error.name))
+        advice = ". Install that, or this package with the extra that brings it" if needs_more else ""
+        raise ConfigurationError(f"{property_name} needs {path}, which cannot be imported: {error}{advice}") from error

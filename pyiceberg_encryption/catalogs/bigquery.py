@@ -7,13 +7,12 @@ from google.cloud.bigquery import DatasetReference, TableReference
 from pyiceberg.catalog.bigquery_metastore import METADATA_LOCATION_PROP
 from pyiceberg.catalog.bigquery_metastore import BigQueryMetastoreCatalog as PyIcebergBigQueryCatalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchPropertyException, NoSuchTableError
-from pyiceberg.table import CommitTableResponse
 
 from pyiceberg_encryption.catalogs.metastore import EncryptingMetastoreCatalog
 
 if TYPE_CHECKING:
     from google.cloud.bigquery import Table as BigQueryTable
-    from pyiceberg.table import Table
+    from pyiceberg.table import CommitTableResponse, Table
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.typedef import Identifier
 
@@ -45,15 +44,14 @@ class BigQueryMetastoreCatalog(EncryptingMetastoreCatalog, PyIcebergBigQueryCata
             current = self._convert_bigquery_table_to_iceberg_table(names, found)
         except NotFound:
             pass
-        staged = self._update_and_stage_table(current, names, requirements, updates)
-        if current is not None and staged.metadata == current.metadata:
-            return CommitTableResponse(metadata=current.metadata, metadata_location=current.metadata_location)
-        self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-        if found is None or current is None:
-            self._create(staged, reference)
-        else:
-            self._point_to(staged, found, current.metadata_location)
-        return CommitTableResponse(metadata=staged.metadata, metadata_location=staged.metadata_location)
+
+        def point_to(staged: StagedTable) -> None:
+            if found is None or current is None:
+                self._create(staged, reference)
+            else:
+                self._point_to(staged, found, current.metadata_location)
+
+        return self._commit(current, names, requirements, updates, point_to)
 
     def _create(self, staged: StagedTable, reference: TableReference) -> None:
         try:

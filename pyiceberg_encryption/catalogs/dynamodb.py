@@ -5,7 +5,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.catalog import ICEBERG, METADATA_LOCATION, PREVIOUS_METADATA_LOCATION, TABLE_TYPE
+from pyiceberg.catalog import METADATA_LOCATION, PREVIOUS_METADATA_LOCATION, TABLE_TYPE
 from pyiceberg.catalog.dynamodb import (
     DYNAMODB_COL_IDENTIFIER,
     DYNAMODB_COL_NAMESPACE,
@@ -18,17 +18,14 @@ from pyiceberg.catalog.dynamodb import (
 from pyiceberg.catalog.dynamodb import DynamoDbCatalog as PyIcebergDynamoDbCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
-    NoSuchIcebergTableError,
-    NoSuchPropertyException,
     NoSuchTableError,
     TableAlreadyExistsError,
 )
-from pyiceberg.table import CommitTableResponse
 
-from pyiceberg_encryption.catalogs.metastore import EncryptingMetastoreCatalog
+from pyiceberg_encryption.catalogs.metastore import EncryptingMetastoreCatalog, metadata_location_of
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
+    from pyiceberg.table import CommitTableResponse, Table
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.typedef import Identifier
 
@@ -40,15 +37,11 @@ class DynamoDbCatalog(EncryptingMetastoreCatalog, PyIcebergDynamoDbCatalog):
 
     def _convert_dynamo_table_item_to_iceberg_table(self, dynamo_table_item: dict[str, Any]) -> Table:
         name = dynamo_table_item[DYNAMODB_COL_IDENTIFIER]["S"]
-        kind, location = (
-            dynamo_table_item.get(_add_property_prefix(label), {}).get("S", "")
+        parameters = {
+            label: dynamo_table_item.get(_add_property_prefix(label), {}).get("S", "")
             for label in (TABLE_TYPE, METADATA_LOCATION)
-        )
-        if kind.lower() != ICEBERG:
-            raise NoSuchIcebergTableError(f"{name} is not an Iceberg table: {TABLE_TYPE} is {kind!r}")
-        if not location:
-            raise NoSuchPropertyException(f"{name} has no {METADATA_LOCATION}")
-        return self._load(self.identifier_to_tuple(name), location)
+        }
+        return self._load(self.identifier_to_tuple(name), metadata_location_of(name, parameters))
 
     def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
         if overwrite:
@@ -92,12 +85,7 @@ class DynamoDbCatalog(EncryptingMetastoreCatalog, PyIcebergDynamoDbCatalog):
         except NoSuchTableError:
             item = None
         current = None if item is None else self._convert_dynamo_table_item_to_iceberg_table(item)
-        staged = self._update_and_stage_table(current, names, requirements, updates)
-        if current is not None and staged.metadata == current.metadata:
-            return CommitTableResponse(metadata=current.metadata, metadata_location=current.metadata_location)
-        self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-        self._point_to(staged, names, item)
-        return CommitTableResponse(metadata=staged.metadata, metadata_location=staged.metadata_location)
+        return self._commit(current, names, requirements, updates, lambda staged: self._point_to(staged, names, item))
 
     def _point_to(self, staged: Table, names: tuple[str, str], item: dict[str, Any] | None) -> None:
         """Fails if the item is not what it was. Iceberg Java compares the same attribute."""

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.catalog import ICEBERG, METADATA_LOCATION, TABLE_TYPE
+from pyiceberg.catalog import TABLE_TYPE
 from pyiceberg.catalog.glue import GlueCatalog as PyIcebergGlueCatalog
-from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchPropertyException
+from pyiceberg.exceptions import NoSuchPropertyException
 
-from pyiceberg_encryption.catalogs.metastore import EncryptingMetastoreCatalog
+from pyiceberg_encryption.catalogs.metastore import EncryptingMetastoreCatalog, metadata_location_of
 from pyiceberg_encryption.errors import ConfigurationError
 from pyiceberg_encryption.table import policy
 
@@ -25,23 +25,13 @@ class GlueCatalog(EncryptingMetastoreCatalog, PyIcebergGlueCatalog):
     def _convert_glue_to_iceberg(self, glue_table: Any) -> Table:
         database, table = glue_table["DatabaseName"], glue_table["Name"]
         parameters: dict[str, str] = glue_table.get("Parameters") or {}
-        kind = parameters.get(TABLE_TYPE)
-        if kind is None:
+        if parameters.get(TABLE_TYPE) is None:
             raise NoSuchPropertyException(f"{database}.{table} has no {TABLE_TYPE}, so it may be any kind of table")
-        if kind.lower() != ICEBERG:
-            raise NoSuchIcebergTableError(f"{database}.{table} is not an Iceberg table: {TABLE_TYPE} is {kind!r}")
-        if not parameters.get(METADATA_LOCATION):
-            raise NoSuchPropertyException(f"{database}.{table} has no {METADATA_LOCATION}")
-        return self._load((database, table), parameters[METADATA_LOCATION])
+        return self._load((database, table), metadata_location_of(f"{database}.{table}", parameters))
 
     def _staged(self, identifier: Identifier, metadata: TableMetadata, location: str, plain: FileIO) -> StagedTable:
         self._check_storage(identifier, metadata)
         return super()._staged(identifier, metadata, location, plain)
-
-    def register_table(self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False) -> Table:
-        names = self.identifier_to_tuple(identifier)
-        self._check_storage(names, self._load(names, metadata_location).metadata)
-        return super().register_table(identifier, metadata_location, overwrite)
 
     def _check_storage(self, identifier: Identifier, metadata: TableMetadata) -> None:
         if metadata.properties.get(policy.KEY_ID) and self._is_s3tables_database(identifier[0]):

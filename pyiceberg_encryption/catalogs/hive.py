@@ -4,12 +4,10 @@ import threading
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.catalog import ICEBERG, METADATA_LOCATION, TABLE_TYPE
 from pyiceberg.catalog.hive import HiveCatalog as PyIcebergHiveCatalog
-from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchPropertyException
 
 from pyiceberg_encryption.catalogs.base import Vouched
-from pyiceberg_encryption.catalogs.metastore import EncryptingMetastoreCatalog
+from pyiceberg_encryption.catalogs.metastore import EncryptingMetastoreCatalog, metadata_location_of
 from pyiceberg_encryption.table import policy
 from pyiceberg_encryption.table.metadata_files import hive_hash
 from pyiceberg_encryption.table.metadata_json import to_json
@@ -38,16 +36,11 @@ class HiveCatalog(EncryptingMetastoreCatalog, PyIcebergHiveCatalog):
     def _convert_hive_into_iceberg(self, table: HiveTable) -> Table:
         name = f"{table.dbName}.{table.tableName}"
         parameters: dict[str, str] = table.parameters or {}
-        if parameters.get(TABLE_TYPE, "").lower() != ICEBERG:
-            raise NoSuchIcebergTableError(
-                f"{name} is not an Iceberg table: {TABLE_TYPE} is {parameters.get(TABLE_TYPE)!r}"
-            )
-        if not parameters.get(METADATA_LOCATION):
-            raise NoSuchPropertyException(f"{name} has no {METADATA_LOCATION}")
+        location = metadata_location_of(name, parameters)
         vouched = Vouched(
             parameters.get(policy.KEY_ID), parameters.get(policy.DATA_KEY_LENGTH), parameters.get(METADATA_HASH)
         )
-        return self._load((table.dbName, table.tableName), parameters[METADATA_LOCATION], vouched)
+        return self._load((table.dbName, table.tableName), location, vouched)
 
     def _convert_iceberg_into_hive(self, table: Table) -> HiveTable:
         hive_table = super()._convert_iceberg_into_hive(table)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.catalog import Catalog, MetastoreCatalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, TableAlreadyExistsError
+from pyiceberg.catalog import ICEBERG, METADATA_LOCATION, TABLE_TYPE, Catalog, MetastoreCatalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchIcebergTableError,
+    NoSuchNamespaceError,
+    NoSuchPropertyException,
+    TableAlreadyExistsError,
+)
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
-from pyiceberg.table import TableProperties
+from pyiceberg.table import CommitTableResponse, TableProperties
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.metadata import TableMetadataV3, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
@@ -23,7 +29,7 @@ from pyiceberg_encryption.table.table import StagedTable
 from pyiceberg_encryption.table.transaction import CreateTableTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import pyarrow as pa
     from pyiceberg.io import FileIO
@@ -102,7 +108,8 @@ class EncryptingMetastoreCatalog(EncryptingCatalog, MetastoreCatalog):
         self, identifier: str | Identifier, metadata_location: str, overwrite: bool = False
     ) -> PyIcebergTable:
         """Only metadata that this catalog would load is registered."""
-        self._load(Catalog.identifier_to_tuple(identifier), metadata_location)
+        names = Catalog.identifier_to_tuple(identifier)
+        self._check_storage(names, self._load(names, metadata_location).metadata)
         return super().register_table(identifier, metadata_location, overwrite)  # type: ignore[safe-super]
 
     def _update_and_stage_table(
@@ -125,6 +132,25 @@ class EncryptingMetastoreCatalog(EncryptingCatalog, MetastoreCatalog):
         plain = plain_io(current_table.io if current_table else staged.io)
         return self._staged(table_identifier, metadata, location, plain)
 
+    def _check_storage(self, identifier: Identifier, metadata: TableMetadata) -> None:
+        """For catalogs whose storage does not suit every table."""
+
+    def _commit(
+        self,
+        current: PyIcebergTable | None,
+        identifier: Identifier,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+        point_to: Callable[[StagedTable], None],
+    ) -> CommitTableResponse:
+        """For catalogs of PyIceberg that cannot commit. `point_to` fails if the table is not what it was."""
+        staged = self._update_and_stage_table(current, identifier, requirements, updates)
+        if current is not None and staged.metadata == current.metadata:
+            return CommitTableResponse(metadata=current.metadata, metadata_location=current.metadata_location)
+        self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
+        point_to(staged)
+        return CommitTableResponse(metadata=staged.metadata, metadata_location=staged.metadata_location)
+
     def _staged(self, identifier: Identifier, metadata: TableMetadata, location: str, plain: FileIO) -> StagedTable:
         return StagedTable(identifier, metadata, location, self._io(metadata, plain), self)
 
@@ -136,6 +162,16 @@ class EncryptingMetastoreCatalog(EncryptingCatalog, MetastoreCatalog):
             return
         with plain_io(io).new_output(metadata_path).create() as stream:
             stream.write(to_json(metadata))
+
+
+def metadata_location_of(name: str, parameters: Mapping[str, str]) -> str:
+    """Where an entry of a catalog says that the metadata of an Iceberg table is."""
+    kind = parameters.get(TABLE_TYPE)
+    if (kind or "").lower() != ICEBERG:
+        raise NoSuchIcebergTableError(f"{name} is not an Iceberg table: {TABLE_TYPE} is {kind!r}")
+    if not parameters.get(METADATA_LOCATION):
+        raise NoSuchPropertyException(f"{name} has no {METADATA_LOCATION}")
+    return parameters[METADATA_LOCATION]
 
 
 def _check_comes_next(metadata: TableMetadata, updates: tuple[TableUpdate, ...]) -> None:
