@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -8,23 +7,36 @@ import pytest
 
 from integration import servers
 from integration.internet import LOOPBACK, Internet
-from integration.java import JavaUnavailableError, Peer
+from integration.java import Peer
 from integration.tools import ToolUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from integration.vault import Vault
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    return (yield from _skips_where_a_tool_is_missing())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    return (yield from _skips_where_a_tool_is_missing())
+
+
+def _skips_where_a_tool_is_missing() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except ToolUnavailableError as error:
+        pytest.skip(f"left out: {error}")
+
+
 @pytest.fixture(scope="session")
 def java() -> Iterator[Peer]:
-    """Iceberg Java, or a skip that says how to get it."""
-    try:
-        peer = Peer()
-    except JavaUnavailableError as error:
-        pytest.skip(f"tests against Iceberg Java were left out: {error}")
-    with peer:
+    """Iceberg Java."""
+    with Peer() as peer:
         yield peer
 
 
@@ -60,29 +72,17 @@ def java_in_the_cloud(internet: Internet) -> Iterator[Peer]:
     """Iceberg Java with its clients for Google and Azure, on the internet of these tests."""
     proxy = [f"-Dhttps.proxyHost={LOOPBACK}", f"-Dhttps.proxyPort={internet.port}"]
     trust = [f"-Djavax.net.ssl.trustStore={internet.java_trust_store()}", "-Djavax.net.ssl.trustStorePassword=password"]
-    try:
-        peer = Peer(*proxy, *trust, clouds=True)
-    except JavaUnavailableError as error:
-        pytest.skip(f"tests against Iceberg Java were left out: {error}")
-    with peer:
+    with Peer(*proxy, *trust, clouds=True) as peer:
         yield peer
 
 
 @pytest.fixture(scope="session")
 def localstack_endpoint() -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        try:
-            endpoint = stack.enter_context(servers.localstack())
-        except ToolUnavailableError as error:
-            pytest.skip(str(error))
+    with servers.localstack() as endpoint:
         yield endpoint
 
 
 @pytest.fixture(scope="session")
 def vault() -> Iterator[Vault]:
-    with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(servers.vault())
-        except ToolUnavailableError as error:
-            pytest.skip(f"tests against Vault were left out: {error}")
+    with servers.vault() as server:
         yield server

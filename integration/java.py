@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from integration.tools import ToolUnavailableError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
@@ -27,8 +29,8 @@ CACHE = HERE.parent / ".cache" / "java"
 OLDEST_JAVA = 17
 
 
-class JavaUnavailableError(Exception):
-    """Says what is missing, and how to get it."""
+class JavaUnavailableError(ToolUnavailableError):
+    pass
 
 
 class JavaError(Exception):

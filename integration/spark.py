@@ -40,7 +40,7 @@ def hive_metastore(folder: Path) -> Iterator[str]:
     if uri:
         yield uri
         return
-    (folder / "conf").mkdir(parents=True)
+    (folder / "conf").mkdir(parents=True, exist_ok=True)
     site = HIVE_SITE | {
         "javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder / 'metastore'};create=true",
         "hive.metastore.warehouse.dir": str(folder / "warehouse"),

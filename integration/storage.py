@@ -57,7 +57,7 @@ def s3(folder: Path) -> Iterator[tuple[dict[str, str], Path]]:
     if endpoint and others_folder:
         yield _s3_client(endpoint), Path(others_folder)
         return
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     port = servers.free_port()
     command = [str(tools.versitygw()), "--access", ACCESS_KEY, "--secret", SECRET_KEY, "--region", REGION]
     with servers.running([*command, "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder)], port):
@@ -92,7 +92,7 @@ def on_s3(folder: Path, client: Mapping[str, str], file_io: str) -> Storage:
 @contextlib.contextmanager
 def azure(folder: Path) -> Iterator[dict[str, str]]:
     """Azurite. Yields the properties of a client."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     port = servers.free_port()
     command = [*tools.azurite(), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
     with servers.running([*command, "--silent", "--skipApiVersionCheck"], port):

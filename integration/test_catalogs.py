@@ -22,8 +22,6 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from integration.environments import CATALOGS, COMBINATIONS, STORAGES, Environments
-from integration.java import JavaUnavailableError
-from integration.tools import ToolUnavailableError
 from pyiceberg_encryption import load_catalog
 from pyiceberg_encryption.errors import IntegrityError
 from pyiceberg_encryption.table.models import key_id
@@ -344,11 +342,8 @@ def test_catalog(
     results: dict[tuple[str, str, str], str],
 ) -> None:
     results[catalog, storage, operation] = "failed"
-    try:
-        on = environments.storage(storage)
-        properties = environments.properties(catalog, on)
-    except (JavaUnavailableError, ToolUnavailableError) as error:
-        pytest.skip(str(error))
+    on = environments.storage(storage)
+    properties = environments.properties(catalog, on)
     opened: list[EncryptingCatalog] = []
 
     def open_catalog() -> EncryptingCatalog:

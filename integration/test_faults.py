@@ -19,10 +19,8 @@ import pyarrow as pa
 import pytest
 
 from integration import rest, servers, storage
-from integration.java import JavaUnavailableError
 from integration.kms_support import AWS_CREDENTIALS, AWS_REGION, aws_admin
 from integration.proxy import Answer, BreakOffError, Proxy, Request
-from integration.tools import ToolUnavailableError
 from pyiceberg_encryption import load_catalog
 from pyiceberg_encryption.errors import KmsUnavailableError
 from tests.support import MEMORY_PROPERTIES
@@ -173,36 +171,33 @@ def test_a_catalog_killed_at_the_commit(tmp_path: Path, moment: str) -> None:
         os.kill(process.pid, signal.SIGKILL)
         raise BreakOffError
 
-    try:
-        with rest.running_server(tmp_path, warehouse, port=port) as (uri, process), Proxy(uri) as proxy:
+    with rest.running_server(tmp_path, warehouse, port=port) as (uri, process), Proxy(uri) as proxy:
 
-            def on_request(request: Request) -> Answer | None:
-                if moment == "before it is asked" and at_commit(request):
-                    kill(process)
-                return None
+        def on_request(request: Request) -> Answer | None:
+            if moment == "before it is asked" and at_commit(request):
+                kill(process)
+            return None
 
-            def on_answer(request: Request, answer: Answer) -> None:
-                if moment == "before it answers" and at_commit(request):
-                    kill(process)
+        def on_answer(request: Request, answer: Answer) -> None:
+            if moment == "before it answers" and at_commit(request):
+                kill(process)
 
-            proxy.on_request, proxy.on_answer = on_request, on_answer
-            with load_catalog("c", type="rest", uri=proxy.uri, **MEMORY) as catalog:
-                catalog.create_namespace("db")
-                table = catalog.create_table("db.t", SCHEMA, properties={"encryption.key-id": "keyA"})
-                table.append(row(1))
-                armed = True
-                assert not tally.try_("append", lambda: table.append(row(2)))
-            tally.show()
-        with (
-            rest.server(tmp_path, warehouse, port=port) as uri,
-            load_catalog("c", type="rest", uri=uri, **MEMORY) as catalog,
-        ):
-            table = catalog.load_table("db.t")
-            assert ids(table) == ([1] if moment == "before it is asked" else [1, 2])
-            table.append(row(3))
-            check_whole(table, {1, 3}, {1, 2, 3}, tmp_path / "warehouse")
-    except JavaUnavailableError as error:
-        pytest.skip(str(error))
+        proxy.on_request, proxy.on_answer = on_request, on_answer
+        with load_catalog("c", type="rest", uri=proxy.uri, **MEMORY) as catalog:
+            catalog.create_namespace("db")
+            table = catalog.create_table("db.t", SCHEMA, properties={"encryption.key-id": "keyA"})
+            table.append(row(1))
+            armed = True
+            assert not tally.try_("append", lambda: table.append(row(2)))
+        tally.show()
+    with (
+        rest.server(tmp_path, warehouse, port=port) as uri,
+        load_catalog("c", type="rest", uri=uri, **MEMORY) as catalog,
+    ):
+        table = catalog.load_table("db.t")
+        assert ids(table) == ([1] if moment == "before it is asked" else [1, 2])
+        table.append(row(3))
+        check_whole(table, {1, 3}, {1, 2, 3}, tmp_path / "warehouse")
 
 
 @pytest.mark.timeout(240)
@@ -231,29 +226,26 @@ def test_an_s3_that_fails_now_and_then(tmp_path: Path, file_io: str, one_in: int
         return Answer(HTTPStatus.INTERNAL_SERVER_ERROR, body, {"Content-Type": "application/xml"})
 
     is_failing = False
-    try:
-        with storage.s3(tmp_path / "s3") as (client, folder), Proxy(client["s3.endpoint"], on_request) as proxy:
-            on = storage.on_s3(folder, {**client, "s3.endpoint": proxy.uri}, file_io)
-            properties = {
-                **on.properties,
-                **MEMORY,
-                "s3.retry-strategy-impl": "integration.storage.OneAttempt",
-                "uri": f"sqlite:///{tmp_path}/catalog.db",
-                "warehouse": on.warehouse,
-            }
-            with load_catalog("c", type="sql", **properties) as catalog:
-                catalog.create_namespace("db")
-                catalog.create_table("db.t", SCHEMA, properties={"encryption.key-id": "keyA"}).append(row(0))
-                is_failing = True
-                acknowledged = {0}
-                for number in range(1, rounds):
-                    if tally.try_("append", lambda: catalog.load_table("db.t").append(row(number))):  # noqa: B023
-                        acknowledged.add(number)
-                    tally.try_("scan", lambda: ids(catalog.load_table("db.t")))
-                is_failing = False
-                check_whole(catalog.load_table("db.t"), acknowledged, set(range(rounds)), folder)
-    except ToolUnavailableError as error:
-        pytest.skip(str(error))
+    with storage.s3(tmp_path / "s3") as (client, folder), Proxy(client["s3.endpoint"], on_request) as proxy:
+        on = storage.on_s3(folder, {**client, "s3.endpoint": proxy.uri}, file_io)
+        properties = {
+            **on.properties,
+            **MEMORY,
+            "s3.retry-strategy-impl": "integration.storage.OneAttempt",
+            "uri": f"sqlite:///{tmp_path}/catalog.db",
+            "warehouse": on.warehouse,
+        }
+        with load_catalog("c", type="sql", **properties) as catalog:
+            catalog.create_namespace("db")
+            catalog.create_table("db.t", SCHEMA, properties={"encryption.key-id": "keyA"}).append(row(0))
+            is_failing = True
+            acknowledged = {0}
+            for number in range(1, rounds):
+                if tally.try_("append", lambda: catalog.load_table("db.t").append(row(number))):  # noqa: B023
+                    acknowledged.add(number)
+                tally.try_("scan", lambda: ids(catalog.load_table("db.t")))
+            is_failing = False
+            check_whole(catalog.load_table("db.t"), acknowledged, set(range(rounds)), folder)
     print(f"{failed} of {requests} requests failed")
     tally.show()
     assert failed > 0

@@ -17,9 +17,7 @@ import pytest
 from pyiceberg.exceptions import CommitStateUnknownException, NoSuchTableError
 
 from integration import rest, servers, storage
-from integration.java import JavaUnavailableError
 from integration.proxy import Answer, Proxy, Request
-from integration.tools import ToolUnavailableError
 from pyiceberg_encryption import load_catalog
 from pyiceberg_encryption.catalogs.rest import KeysNotKeptError
 from pyiceberg_encryption.errors import ConfigurationError, IntegrityError
@@ -53,11 +51,8 @@ def ids(table: Table) -> list[int]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     folder = tmp_path_factory.mktemp("rest")
     with contextlib.ExitStack() as stack:
-        try:
-            warehouse = rest.folder_of_warehouse(folder)
-            uri = stack.enter_context(rest.server(folder, f"file://{warehouse}"))
-        except JavaUnavailableError as error:
-            pytest.skip(f"tests against the REST server were left out: {error}")
+        warehouse = rest.folder_of_warehouse(folder)
+        uri = stack.enter_context(rest.server(folder, f"file://{warehouse}"))
         yield uri, warehouse
 
 
@@ -413,58 +408,52 @@ print(sorted(catalog.load_table("db.t").scan().to_arrow()["id"].to_pylist()))
 
 def test_programs_in_turns_and_a_server_that_starts_anew(tmp_path: Path) -> None:
     """Each program has nothing but the catalog and the KMS, and so has the server nothing but its database."""
-    try:
-        port = servers.free_port()
-        warehouse = f"file://{tmp_path}/warehouse"
-        environment = {
-            "PYICEBERG_CATALOG__REST__TYPE": "rest",
-            "PYICEBERG_CATALOG__REST__URI": f"http://127.0.0.1:{port}",
-            "PYICEBERG_CATALOG__REST__ENCRYPTION__KMS_TYPE": "local",
-            "PYICEBERG_CATALOG__REST__KMS__LOCAL__KEYSTORE": str(tmp_path / "keystore.json"),
-            "PYICEBERG_CATALOG__REST__KMS__LOCAL__PASSPHRASE": "a passphrase",
-            "PYTHONPATH": str(Path(__file__).parent.parent),
-            "HOME": str(tmp_path),
-        }
+    port = servers.free_port()
+    warehouse = f"file://{tmp_path}/warehouse"
+    environment = {
+        "PYICEBERG_CATALOG__REST__TYPE": "rest",
+        "PYICEBERG_CATALOG__REST__URI": f"http://127.0.0.1:{port}",
+        "PYICEBERG_CATALOG__REST__ENCRYPTION__KMS_TYPE": "local",
+        "PYICEBERG_CATALOG__REST__KMS__LOCAL__KEYSTORE": str(tmp_path / "keystore.json"),
+        "PYICEBERG_CATALOG__REST__KMS__LOCAL__PASSPHRASE": "a passphrase",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "HOME": str(tmp_path),
+    }
 
-        def run(*arguments: str) -> list[int]:
-            command = [sys.executable, "-c", PROGRAM, *arguments]
-            ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
-            numbers: list[int] = json.loads(ran.stdout)
-            return numbers
+    def run(*arguments: str) -> list[int]:
+        command = [sys.executable, "-c", PROGRAM, *arguments]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        numbers: list[int] = json.loads(ran.stdout)
+        return numbers
 
-        from pyiceberg_encryption.kms.keystore import Keystore
+    from pyiceberg_encryption.kms.keystore import Keystore
 
-        Keystore.create(tmp_path / "keystore.json", "a passphrase", ["keyA"])
-        with rest.server(tmp_path, warehouse, port=port) as uri:
-            with load_catalog("x", type="rest", uri=uri, **KMS) as catalog:
-                catalog.create_namespace("db")
-                catalog.create_table("db.t", SCHEMA, properties=ENCRYPTED)
-            assert [run("append", str(number)) for number in range(3)] == [[0], [0, 1], [0, 1, 2]]
-        with rest.server(tmp_path, warehouse, port=port):
-            assert run("read") == [0, 1, 2]
-    except JavaUnavailableError as error:
-        pytest.skip(str(error))
+    Keystore.create(tmp_path / "keystore.json", "a passphrase", ["keyA"])
+    with rest.server(tmp_path, warehouse, port=port) as uri:
+        with load_catalog("x", type="rest", uri=uri, **KMS) as catalog:
+            catalog.create_namespace("db")
+            catalog.create_table("db.t", SCHEMA, properties=ENCRYPTED)
+        assert [run("append", str(number)) for number in range(3)] == [[0], [0, 1], [0, 1, 2]]
+    with rest.server(tmp_path, warehouse, port=port):
+        assert run("read") == [0, 1, 2]
 
 
 def test_credentials_that_the_server_vends(tmp_path: Path) -> None:
     """The client knows where the storage is, and gets the keys to it with each table."""
-    try:
-        with storage.s3(tmp_path / "s3") as (client, _):
-            with_s3 = {
-                "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-                "s3.path-style-access": "true",
-                "client.region": storage.REGION,
-                "include-credentials": "true",
-                **{name: client[name] for name in storage.S3_CLIENT},
-            }
-            place = {"s3.endpoint": client["s3.endpoint"], "s3.region": storage.REGION}
-            with rest.server(tmp_path, f"s3://{storage.BUCKET}", with_s3) as uri, opened(uri, **place) as catalog:
-                catalog.create_namespace("db")
-                catalog.create_table("db.t", SCHEMA, properties=ENCRYPTED)
-                table = catalog.load_table("db.t")
-                table.append(rows(1, 2))
-                assert table.config["s3.access-key-id"] == storage.ACCESS_KEY
-                assert ids(catalog.load_table("db.t")) == [1, 2]
-                assert all(key_id(snapshot) for snapshot in table.metadata.snapshots)
-    except (JavaUnavailableError, ToolUnavailableError) as error:
-        pytest.skip(str(error))
+    with storage.s3(tmp_path / "s3") as (client, _):
+        with_s3 = {
+            "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+            "s3.path-style-access": "true",
+            "client.region": storage.REGION,
+            "include-credentials": "true",
+            **{name: client[name] for name in storage.S3_CLIENT},
+        }
+        place = {"s3.endpoint": client["s3.endpoint"], "s3.region": storage.REGION}
+        with rest.server(tmp_path, f"s3://{storage.BUCKET}", with_s3) as uri, opened(uri, **place) as catalog:
+            catalog.create_namespace("db")
+            catalog.create_table("db.t", SCHEMA, properties=ENCRYPTED)
+            table = catalog.load_table("db.t")
+            table.append(rows(1, 2))
+            assert table.config["s3.access-key-id"] == storage.ACCESS_KEY
+            assert ids(catalog.load_table("db.t")) == [1, 2]
+            assert all(key_id(snapshot) for snapshot in table.metadata.snapshots)

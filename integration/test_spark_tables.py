@@ -56,7 +56,6 @@ from pyiceberg.types import (
 
 from integration import spark as java_spark
 from integration.golden_tables import COPY_ON_WRITE, MERGE_ON_READ, PARAMETERS, plain
-from integration.java import JavaUnavailableError
 from integration.kms_support import AWS_REGION, aws_admin
 from pyiceberg_encryption.catalogs import load_catalog
 from pyiceberg_encryption.errors import IntegrityError
@@ -239,20 +238,17 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     """One metastore and one Spark for the whole file, since they take half a minute to start."""
     folder = tmp_path_factory.mktemp("spark")
     warehouse = folder / "warehouse"
-    try:
-        with (
-            _quick_java(),
-            java_spark.hive_metastore(folder / "metastore") as uri,
-            java_spark.session(uri, warehouse) as spark,
-        ):
-            for name, value in QUICK.items():
-                spark.conf.set(name, value)
-            kms = {"encryption.kms-type": "memory", **MEMORY_PROPERTIES}
-            catalog = load_catalog("h", type="hive", uri=uri, warehouse=f"file://{warehouse}", **kms)
-            spark.sql(f"create database h.{NAMESPACE}")
-            yield Both(spark, catalog)
-    except JavaUnavailableError as error:
-        pytest.skip(f"tests against Spark were left out: {error}")
+    with (
+        _quick_java(),
+        java_spark.hive_metastore(folder / "metastore") as uri,
+        java_spark.session(uri, warehouse) as spark,
+    ):
+        for name, value in QUICK.items():
+            spark.conf.set(name, value)
+        kms = {"encryption.kms-type": "memory", **MEMORY_PROPERTIES}
+        catalog = load_catalog("h", type="hive", uri=uri, warehouse=f"file://{warehouse}", **kms)
+        spark.sql(f"create database h.{NAMESPACE}")
+        yield Both(spark, catalog)
 
 
 COPIES_ON_WRITE = pytest.mark.filterwarnings("ignore:Merge on read is not yet supported")
