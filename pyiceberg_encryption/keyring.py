@@ -144,10 +144,15 @@ class Keyring:
         if key_metadata.file_length is None:
             raise FormatError("The key metadata of a manifest list must record the length of the file")
         with self._lock:
-            self._check_complete()
-            kek_entry, kek = self._usable_kek() or self._new_kek()
+            kek_entry, kek = self._kek_to_seal_with()
             sealed = AesGcm(kek, self._entropy).seal(key_metadata.encode(), _timestamp_aad(kek_entry))
             return self._add(EncryptedKey(self._new_id(), sealed, kek_entry.key_id)).key_id
+
+    def kek_for_transport(self) -> tuple[bytes, Secret]:
+        """A KEK, wrapped and in the clear, for what is sealed on its way to another process and kept nowhere."""
+        with self._lock:
+            kek_entry, kek = self._kek_to_seal_with()
+            return kek_entry.encrypted_key_metadata, kek
 
     def _entry(self, key_id: str) -> EncryptedKey:
         if key_id not in self._keys:
@@ -189,6 +194,10 @@ class Keyring:
                 f"Key {entry.key_id!r} does not open with KEK {kek_entry.key_id!r}: one of them, or the "
                 f"{KEY_TIMESTAMP} of the KEK, was changed"
             ) from None
+
+    def _kek_to_seal_with(self) -> tuple[EncryptedKey, Secret]:
+        self._check_complete()
+        return self._usable_kek() or self._new_kek()
 
     def _check_complete(self) -> None:
         """Nothing is added to a list from which something was taken: that would hide it."""

@@ -224,7 +224,7 @@ CASES = [
             "missing keys are not missed before new ones are added",
             f"test_keyring.py::{test}",
             KEYRING,
-            ("            self._check_complete()\n", ""),
+            ("        self._check_complete()\n", ""),
         )
         for test in (
             "test_13_all_encryption_keys_stripped",
@@ -630,7 +630,7 @@ CASES = [
         "missing keys are not missed before new ones are added",
         "test_table_metadata.py::test_13_and_18_keys_stripped_altered_or_planted",
         KEYRING,
-        ("            self._check_complete()\n", ""),
+        ("        self._check_complete()\n", ""),
     ),
     case(
         "snapshots without a key id are not minded",

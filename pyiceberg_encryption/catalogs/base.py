@@ -51,6 +51,11 @@ class EncryptingCatalog(Catalog):
         self._warned: set[Identifier] = set()
         super().__init__(name, **_without_secrets(merged))
 
+    @property
+    def kms_properties(self) -> Mapping[str, str]:
+        """All that its KMS client was configured with, secrets included."""
+        return self._keks.properties
+
     def _load(self, identifier: Identifier, metadata_location: str, vouched: Vouched | None = None) -> Table:
         """What a catalog calls with what it knows of a table."""
         plain = self._load_file_io(location=metadata_location)
@@ -114,14 +119,14 @@ class _Keks:
     _lock: threading.Lock
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        self._properties = properties
+        self.properties = properties
         self._cache: KekCache | None = None
         process.give_lock(self)
 
     def cache(self) -> KekCache:
         with self._lock:
             if self._cache is None:
-                self._cache = KekCache.from_properties(load_kms_client(self._properties), self._properties)
+                self._cache = KekCache.from_properties(load_kms_client(self.properties), self.properties)
             return self._cache
 
 

@@ -25,7 +25,26 @@ BUILT_IN = {
     "memory": "pyiceberg_encryption.kms.memory.MemoryKeyManagementClient",
     "vault": "pyiceberg_encryption.kms.vault.VaultKeyManagementClient",
 }
+# What a program may pass on to another: how to reach the KMS, and no secret. Each is described in docs/kms.md.
+_PUBLIC = frozenset(
+    (
+        *(KMS_TYPE, PY_KMS_IMPL, "kms.request-timeout", "kms.max-attempts", "kms.kek-cache-ttl"),
+        *("kms.local.keystore", "kms.local.passphrase-file"),
+        *("kms.endpoint", "kms.encryption-algorithm-spec", "kms.data-key-spec"),
+        *("client.region", "client.profile-name", "client.role-arn", "client.role-session-name"),
+        *("azure.keyvault.url", "azure.keyvault.key-wrap-algorithm", "adls.tenant-id", "adls.client-id"),
+        *("kms.vault.address", "kms.vault.ca-file", "kms.vault.namespace", "kms.vault.mount"),
+        *("kms.vault.data-key-bits", "kms.vault.allow-plain-http", "kms.vault.auth-mount", "kms.vault.token-file"),
+        *("kms.vault.role-id", "kms.vault.secret-id-file"),
+        *("kms.vault.kubernetes-role", "kms.vault.kubernetes-token-file"),
+    )
+)
 REQUIRED_METHODS = ("wrap_key", "unwrap_key", "supports_key_generation", "generate_key", "close")
+
+
+def public_properties(properties: Mapping[str, Any]) -> dict[str, str]:
+    """Those of a KMS that are no secrets. What is not known here, as of a client of one's own, may be one."""
+    return {name: str(value) for name, value in properties.items() if name in _PUBLIC}
 
 
 def load_kms_client(properties: Mapping[str, str]) -> GuardedClient:

@@ -154,6 +154,11 @@ class AvroFormatWriter(FileFormatWriter):
         self._stream: OutputStream | None = None
         self._record_count = 0
 
+    @property
+    def position(self) -> int:
+        """How long the file is by now."""
+        return 0 if self._stream is None else int(self._stream.tell())
+
     def write(self, table: pa.Table) -> None:
         if self._stream is None:
             self._stream = self._output_file.create(overwrite=True)

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def open_data_file(
-    io: FileIO, file: DataFile, dictionary_columns: tuple[str, ...] = ()
+    io: FileIO, file: DataFile, dictionary_columns: tuple[str, ...] = (), split: range | None = None
 ) -> Iterator[ParquetDataFile | AvroDataFile]:
     key = file_key(file)
     if file.file_format == FileFormat.PARQUET:
         with stored_file(io, file.file_path, key).open() as stream:
-            yield ParquetDataFile(stream, key, file.file_path, dictionary_columns)
+            yield ParquetDataFile(stream, key, file.file_path, dictionary_columns, split)
     elif file.file_format == FileFormat.AVRO:
         with open_data(io, file.file_path, key) as stream:
             yield AvroDataFile(stream)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
     from pyiceberg_encryption.kek_cache import KekCache
+    from pyiceberg_encryption.secret import Secret
 
 
 class TableKeys:
@@ -65,6 +66,9 @@ class TableKeys:
                 )
             snapshot_key_ids.append(name)
         return self._keyring(encryption_keys(metadata), snapshot_key_ids)
+
+    def unwrap(self, wrapped_kek: bytes) -> Secret:
+        return self._kek_cache.unwrap(wrapped_kek, self.master_key_id)
 
     def new_key_metadata(self) -> StandardKeyMetadata:
         return StandardKeyMetadata.generate(self.data_key_length)

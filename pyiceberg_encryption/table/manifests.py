@@ -54,7 +54,7 @@ from pyiceberg_encryption.table.file_io import EncryptedOutputFile, FileKey, che
 from pyiceberg_encryption.table.models import VERSION, key_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
     from pyiceberg.avro.codecs import AvroCompressionCodec
@@ -322,6 +322,31 @@ class _KeyEncoder(BinaryEncoder):
 
     def write_bytes(self, b: bytes) -> None:
         super().write_bytes(b.encode() if isinstance(b, FileKey) else b)
+
+
+def encode_entries(entries: Iterable[ManifestEntry], partition_type: StructType) -> bytes:
+    """Files with their keys, for what is sealed and sent to another process. Manifests are made by V3ManifestWriter."""
+    encoded = io.BytesIO()
+    encoder, writer = _KeyEncoder(encoded), _entry_schema(partition_type).writer
+    for entry in entries:
+        file = _padded(V3DataFile, entry.data_file, len(_DATA_FILE_FIELDS))
+        writer.write(encoder, ManifestEntry(*(entry[position] for position in range(len(entry) - 1)), file))
+    return encoded.getvalue()
+
+
+def decode_entries(encoded: bytes, count: int, partition_type: StructType, spec_id: int) -> list[ManifestEntry]:
+    """What `encode_entries` made. It must be authentic."""
+    decoder, reader = new_decoder(encoded), _entry_reader(_entry_schema(partition_type).json)
+    entries: list[ManifestEntry] = []
+    for _ in range(count):
+        entry: ManifestEntry = reader.read(decoder)
+        file = entry.data_file
+        file[KEY_METADATA] = file_key(file)
+        file.spec_id = spec_id
+        if isinstance(file, V3DataFile):
+            file.sequence_number = entry.sequence_number
+        entries.append(entry)
+    return entries
 
 
 class V3ManifestWriter(ManifestWriterV2):

@@ -37,10 +37,19 @@ _SIGNS_OF_TAMPERING = (
 
 
 class ParquetDataFile:
-    """Rows of a file, in order. With a key, a file that is not encrypted by this key is refused."""
+    """Rows of a file, in order. With a key, a file that is not encrypted by this key is refused.
+
+    `split` picks the row groups that begin within a range of offsets. `first_row` is the place in the file of the
+    first row of these.
+    """
 
     def __init__(
-        self, stream: InputStream, key: FileKey | None, location: str, dictionary_columns: tuple[str, ...] = ()
+        self,
+        stream: InputStream,
+        key: FileKey | None,
+        location: str,
+        dictionary_columns: tuple[str, ...] = (),
+        split: range | None = None,
     ) -> None:
         self._location = location
         self._is_encrypted = key is not None
@@ -54,6 +63,14 @@ class ParquetDataFile:
         with self._tampering_named():
             self._fragment = parquet.make_fragment(stream)
             self.schema: pa.Schema = self._fragment.physical_schema
+            self.first_row = 0 if split is None else self._pick(split)
+
+    def _pick(self, split: range) -> int:
+        metadata = self._fragment.metadata
+        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        picked = [index for index, group in enumerate(groups) if _offset(group) in split]
+        self._fragment = self._fragment.subset(row_group_ids=picked)
+        return sum(group.num_rows for group in groups[: picked[0]]) if picked else 0
 
     def batches(self, columns: list[str], row_filter: pc.Expression | None = None) -> Iterator[pa.RecordBatch]:
         with self._tampering_named():
@@ -77,6 +94,11 @@ class _EncryptedParquetWriter(ParquetFormatWriter):
         super().__init__(output_file.plain, file_schema, properties)
         self._parquet_writer_kwargs["encryption_properties"] = _encryption(output_file.key_metadata)
         self._nans: Counter[int] = Counter()
+
+    @property
+    def position(self) -> int:
+        """How long the file is by now."""
+        return 0 if self._fos is None else int(self._fos.tell())
 
     def write(self, table: pa.Table) -> None:
         super().write(table)
@@ -102,6 +124,14 @@ class EncryptingParquetModel(ParquetFormatModel):
         if isinstance(output_file, EncryptedOutputFile):
             return _EncryptedParquetWriter(output_file, file_schema, properties)
         return super().create_writer(output_file, file_schema, properties)
+
+
+def _offset(row_group: Any) -> int:
+    """Where a row group begins, as PyIceberg and Iceberg Java say in the split offsets of a data file."""
+    column = row_group.column(0)
+    if column.has_dictionary_page and column.dictionary_page_offset is not None:
+        return int(min(column.dictionary_page_offset, column.data_page_offset))
+    return int(column.data_page_offset)
 
 
 def _float_columns(

@@ -16,6 +16,7 @@ from pyiceberg.io.pyarrow import (
     pyarrow_to_schema,
 )
 from pyiceberg.schema import prune_columns
+from pyiceberg.table import FileScanTask
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from pyiceberg_encryption.table import lineage
@@ -28,10 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     import pyarrow.compute as pc
-    from pyiceberg.table import FileScanTask
     from pyiceberg.typedef import TableVersion
 
     from pyiceberg_encryption.table.parquet_data import ParquetDataFile
+
+
+class SplitTask(FileScanTask):
+    """A part of a Parquet file: the row groups that begin within `split`."""
+
+    def __init__(self, task: FileScanTask, split: range) -> None:
+        super().__init__(task.file, task.delete_files, task.residual)
+        self.split = split
 
 
 class ArrowScan(PyIcebergArrowScan):
@@ -65,7 +73,8 @@ class ArrowScan(PyIcebergArrowScan):
 
     def _batches(self, task: FileScanTask) -> Generator[pa.RecordBatch, None, None]:
         deleted = deleted_positions(self._io, task.file, task.delete_files)
-        with open_data_file(self._io, task.file, self._dictionary_columns) as file:
+        split = task.split if isinstance(task, SplitTask) else None
+        with open_data_file(self._io, task.file, self._dictionary_columns, split) as file:
             yield from _TaskReader(self, task, file, deleted).batches()
 
 
@@ -104,7 +113,7 @@ class _TaskReader:
         schema = self._read_schema
         if self._lineage:
             schema = lineage.with_lineage(lineage.without_lineage(schema), self._lineage)
-        start = 0
+        start = 0 if isinstance(self._file, AvroDataFile) else self._file.first_row
         for read in self._read(early):
             batch = self._with_lineage(read, start)
             if self._deleted:

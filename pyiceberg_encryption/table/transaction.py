@@ -44,7 +44,7 @@ from pyiceberg_encryption.table.scan import DataScan
 from pyiceberg_encryption.table.snapshots import UpdateSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import DataScan as PyIcebergDataScan
@@ -61,6 +61,9 @@ _INDEX = "__index"
 
 class Transaction(PyIcebergTransaction):
     _known: tuple[TableMetadata, tuple[TableUpdate, ...], TableMetadata] | None = None
+
+    # Gets the metadata that a commit is tried on again, and may raise a ValidationException.
+    before_retry: Callable[[TableMetadata], None] | None = None
 
     @property
     def table_metadata(self) -> TableMetadata:
@@ -293,6 +296,8 @@ class Transaction(PyIcebergTransaction):
             return list(_dataframe_to_data_files(target, rows, self._table.io, write_uuid, counter))
 
     def _rebuild_snapshot_updates(self) -> None:
+        if self.before_retry is not None:
+            self.before_retry(self._table.metadata)
         # Keys of the attempt that failed: the next one makes its own.
         self._updates = tuple(update for update in self._updates if not isinstance(update, AddEncryptionKeyUpdate))
         super()._rebuild_snapshot_updates()

@@ -1,0 +1,1 @@
+"""Work on whole tables, cut into tasks that other processes do. Which engine runs them is not known here."""

@@ -1,0 +1,201 @@
+"""Makes one snapshot of what many tasks wrote, once."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.exceptions import CommitFailedException, ValidationException
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.expressions.visitors import ROWS_MUST_MATCH, _StrictMetricsEvaluator
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.table.refs import MAIN_BRANCH
+
+from pyiceberg_encryption.errors import UsageError
+from pyiceberg_encryption.pipeline.listing import files_below
+from pyiceberg_encryption.table.file_io import plain_io
+from pyiceberg_encryption.table.transaction import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.update.snapshot import _SnapshotProducer
+
+    from pyiceberg_encryption.pipeline.sealed import RemoteTable
+    from pyiceberg_encryption.table.table import Table
+
+
+class CommittedBeforeError(ValidationException):
+    """What was to be committed is in the table already. A ValidationException, after which PyIceberg cleans up."""
+
+
+@dataclass(frozen=True)
+class Overwrite:
+    """Which files an overwrite replaces: those whose rows all match the filter, or those of the same partitions."""
+
+    row_filter: BooleanExpression = field(default_factory=AlwaysTrue)
+    is_dynamic: bool = False
+
+
+@dataclass(frozen=True)
+class Once:
+    """Entries in a snapshot's summary that tell whether something was committed before."""
+
+    entries: Mapping[str, str]
+    is_done: Callable[[Mapping[str, str]], bool | None]  # None if this summary does not tell
+
+    def check(self, metadata: TableMetadata, branch: str) -> None:
+        for snapshot in ancestors(metadata, branch):
+            is_done = self.is_done(snapshot.summary.additional_properties) if snapshot.summary else None
+            if is_done:
+                raise CommittedBeforeError(f"Snapshot {snapshot.snapshot_id} has it already")
+            if is_done is not None:
+                return
+
+
+def commit(
+    table: Table,
+    files: Iterable[DataFile],
+    *,
+    overwrite: Overwrite | None = None,
+    branch: str = MAIN_BRANCH,
+    summary: Mapping[str, str] | None = None,
+    once: Once | None = None,
+) -> bool:
+    """Whether a snapshot was made: not if `once` finds that it was made before, or if there is nothing to do."""
+    added = list(files)
+    properties = {**(summary or {}), **(once.entries if once else {})}
+    try:
+        for is_last in (False, False, False, True):
+            try:
+                return _attempt(table, added, overwrite, branch, properties, once)
+            except CommittedBeforeError:
+                return False
+            except (CommitFailedException, ValidationException):
+                # An overwrite replaces what is there when it is committed. So it is planned again.
+                if overwrite is None or is_last:
+                    raise
+                table.refresh()
+    finally:
+        with contextlib.suppress(Exception):
+            table.refresh()
+    return False
+
+
+def _attempt(
+    table: Table,
+    added: list[DataFile],
+    overwrite: Overwrite | None,
+    branch: str,
+    properties: dict[str, str],
+    once: Once | None,
+) -> bool:
+    def check(metadata: TableMetadata) -> None:
+        if once is not None:
+            once.check(metadata, branch)
+        if any(file.spec_id != metadata.default_spec_id for file in added):
+            raise UsageError("The partition spec of the table was changed after its new files were written")
+
+    check(table.metadata)
+    replaced = list(_replaced(table, added, overwrite, branch)) if overwrite is not None else []
+    if not added and not replaced:
+        return False
+    transaction = Transaction(table)
+    transaction.before_retry = check
+    producer: _SnapshotProducer[Any]
+    if replaced:
+        producer = transaction.update_snapshot(properties, branch).overwrite()
+    else:
+        producer = transaction._append_snapshot_producer(properties, branch)
+    with producer:
+        for file in replaced:
+            producer.delete_data_file(file)
+        for file in added:
+            producer.append_data_file(file)
+    transaction.commit_transaction()
+    return True
+
+
+def _replaced(table: Table, added: list[DataFile], overwrite: Overwrite, branch: str) -> Iterator[DataFile]:
+    metadata = table.metadata
+    if branch not in metadata.refs:
+        return
+    scan = table.scan(overwrite.row_filter).use_ref(branch)
+    tasks = scan.plan_files()
+    if overwrite.is_dynamic:
+        if metadata.spec().is_unpartitioned():
+            raise UsageError("The table has no partitions that could be overwritten dynamically")
+        partitions = {file.partition for file in added}
+        for task in tasks:
+            if task.file.spec_id != metadata.default_spec_id:
+                raise UsageError(
+                    f"{task.file.file_path} was written with another partition spec, so that its rows may belong to "
+                    "partitions that are to be overwritten. Overwrite by a filter, or the whole table"
+                )
+            if task.file.partition in partitions:
+                yield task.file
+        return
+    whole = _StrictMetricsEvaluator(metadata.schema(), overwrite.row_filter).eval
+    for task in tasks:
+        if task.residual != AlwaysTrue() and whole(task.file) != ROWS_MUST_MATCH:
+            raise UsageError(
+                f"{task.file.file_path} has rows that match {overwrite.row_filter} and may have others: an overwrite "
+                "replaces whole files. Choose a filter along the partitions, or delete the rows first"
+            )
+        yield task.file
+
+
+def ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
+    """From the head of a branch to the oldest snapshot that is left."""
+    reference = metadata.refs.get(branch)
+    snapshot = metadata.snapshot_by_id(reference.snapshot_id) if reference else None
+    while snapshot is not None:
+        yield snapshot
+        parent = snapshot.parent_snapshot_id
+        snapshot = metadata.snapshot_by_id(parent) if parent is not None else None
+
+
+def sweep(table: Table, job: str) -> list[str]:
+    """Deletes the data files of a job that no snapshot has: those of tasks that failed or were too late."""
+    plain, folder = plain_io(table.io), table.location_provider().data_path
+    found = [file.location for file in files_below(plain, folder) if job in file.location.rpartition("/")[2]]
+    if found:
+        table.refresh()
+        listed = data_files(table, job)
+        found = [location for location in found if location not in listed]
+    for location in found:
+        with contextlib.suppress(FileNotFoundError):
+            plain.delete(location)
+    return found
+
+
+def data_files(table: Table, job: str) -> set[str]:
+    """Those of a job, in any snapshot."""
+    manifests = {
+        manifest.manifest_path: manifest
+        for snapshot in table.metadata.snapshots
+        for manifest in snapshot.manifests(table.io)
+    }
+    return {
+        entry.data_file.file_path
+        for manifest in manifests.values()
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+        if job in entry.data_file.file_path
+    }
+
+
+def mark_as_retried(table: RemoteTable, job: str) -> None:
+    """Done by an attempt that is not the first at its task, and found by whoever commits the job."""
+    table.io.plain.new_output(_mark(table.metadata, job)).create(overwrite=True).close()
+
+
+def was_retried(table: Table, job: str) -> bool:
+    return plain_io(table.io).new_input(_mark(table.metadata, job)).exists()
+
+
+def _mark(metadata: TableMetadata, job: str) -> str:
+    return load_location_provider(metadata.location, metadata.properties).new_data_location(f"{job}.retried")

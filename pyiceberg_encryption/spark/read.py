@@ -1,0 +1,142 @@
+"""Reads in batches: planned where the reader is asked for partitions, and done wherever Spark has them read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
+from pyiceberg.table import _parse_row_filter
+from pyiceberg.table.refs import SnapshotRefType
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from pyiceberg_encryption.errors import ConfigurationError, UsageError
+from pyiceberg_encryption.pipeline.sealed import SealedTable, send
+from pyiceberg_encryption.pipeline.splits import Projection, SealedTasks, SplitSizes, open_tasks, packed, seal_tasks
+from pyiceberg_encryption.spark import options as names
+from pyiceberg_encryption.spark.filters import to_expression
+from pyiceberg_encryption.spark.types import ToSpark, to_spark_schema
+from pyiceberg_encryption.table.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import FileScanTask
+    from pyspark.sql.types import StructType
+
+    from pyiceberg_encryption.spark.options import Options
+    from pyiceberg_encryption.table.scan import DataScan, IncrementalAppendScan
+
+
+@dataclass
+class SealedPartition(InputPartition):
+    table: SealedTable
+    projection: bytes
+    tasks: SealedTasks
+
+
+class Reader(DataSourceReader):
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._filters: list[Filter] = []
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """All are returned, for Spark to apply them once more: files are read with somewhat wider ones."""
+        self._filters = filters
+        return filters
+
+    def partitions(self) -> list[SealedPartition]:
+        table = load_table(self._options)
+        scan = with_columns(scan_of(table, self._options), self._schema)
+        expression = And(scan.row_filter, to_expression(self._filters, scan.projection()))
+        scan = scan.update(row_filter=expression)
+        return sealed_partitions(table, self._options, scan.projection(), expression, scan.plan_files())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition)
+
+
+def load_table(options: Options) -> Table:
+    table = options.load_catalog().load_table(options.table)
+    if not isinstance(table, Table):
+        raise UsageError(f"{options.table} is no table of pyiceberg_encryption")
+    return table
+
+
+def scan_of(table: Table, options: Options) -> DataScan | IncrementalAppendScan:
+    """What the options ask for, with all columns or those that they name."""
+    columns = options.own.get(names.COLUMNS)
+    arguments = {
+        "row_filter": _row_filter(options),
+        "selected_fields": tuple(part.strip() for part in columns.split(",")) if columns else ("*",),
+        "case_sensitive": options.flag(names.CASE_SENSITIVE, True),
+    }
+    start, end = options.number(names.START_SNAPSHOT_ID), options.number(names.END_SNAPSHOT_ID)
+    points = (names.SNAPSHOT_ID, names.AS_OF_TIMESTAMP, names.BRANCH, names.TAG)
+    which = [name for name in points if name in options.own]
+    if len(which) + (start is not None or end is not None) > 1:
+        raise ConfigurationError(f"Only one of {', '.join(points)} and {names.START_SNAPSHOT_ID} can be set")
+    if start is not None or end is not None:
+        if start is None:
+            raise ConfigurationError(f"{names.END_SNAPSHOT_ID} needs {names.START_SNAPSHOT_ID}")
+        return table.incremental_append_scan(from_snapshot_id=start, to_snapshot_id=end, **arguments)  # type: ignore
+    scan: DataScan = table.scan(snapshot_id=_snapshot_id(table, options), **arguments)  # type: ignore
+    for name, kind in ((names.BRANCH, SnapshotRefType.BRANCH), (names.TAG, SnapshotRefType.TAG)):
+        if name in options.own:
+            reference = table.metadata.refs.get(options.own[name])
+            if reference is None or reference.snapshot_ref_type != kind:
+                raise ConfigurationError(f"{options.table} has no {name} {options.own[name]!r}")
+            return scan.use_ref(options.own[name])
+    return scan
+
+
+def with_columns(scan: DataScan | IncrementalAppendScan, schema: StructType) -> DataScan | IncrementalAppendScan:
+    """With the columns of a schema that Spark was given, or got from here before."""
+    chosen = scan.update(selected_fields=tuple(schema.names))
+    known = {field.name: field.dataType.simpleString() for field in to_spark_schema(chosen.projection())}
+    for field in schema:
+        wanted = field.dataType.simpleString()
+        if known[field.name] != wanted:
+            raise UsageError(
+                f"Column {field.name!r} is {known[field.name]}, and cannot be read as {wanted}: cast what is read"
+            )
+    return chosen
+
+
+def sealed_partitions(
+    table: Table, options: Options, schema: Schema, row_filter: BooleanExpression, tasks: Iterable[FileScanTask]
+) -> list[SealedPartition]:
+    bins = packed(tasks, SplitSizes.of(table.properties, options.own))
+    if not bins:
+        return []
+    sealed, here = send(table)
+    projection = here.seal(Projection(schema, row_filter, options.flag(names.CASE_SENSITIVE, True)))
+    return [SealedPartition(sealed, projection, seal_tasks(here, tasks)) for tasks in bins]
+
+
+def read_partition(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, SealedPartition):  # Spark asks for one at least
+        return
+    table = partition.table.remote
+    projection: Projection = table.open(partition.projection)
+    to_spark = ToSpark(projection.schema)
+    for batch in projection.batches(table, open_tasks(table, partition.tasks)):
+        yield to_spark(batch)
+
+
+def _row_filter(options: Options) -> BooleanExpression:
+    text = options.own.get(names.ROW_FILTER)
+    return AlwaysTrue() if text is None else _parse_row_filter(text)
+
+
+def _snapshot_id(table: Table, options: Options) -> int | None:
+    moment = options.number(names.AS_OF_TIMESTAMP)
+    if moment is None:
+        return options.number(names.SNAPSHOT_ID)
+    snapshot = table.snapshot_as_of_timestamp(moment)
+    if snapshot is None:
+        raise ConfigurationError(f"{options.table} has no snapshot that is as old as {names.AS_OF_TIMESTAMP} {moment}")
+    return snapshot.snapshot_id

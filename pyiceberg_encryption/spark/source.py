@@ -1,0 +1,48 @@
+"""The data source `iceberg_encrypted`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from pyiceberg_encryption.spark.options import Options
+from pyiceberg_encryption.spark.read import Reader, load_table, scan_of
+from pyiceberg_encryption.spark.types import to_spark_schema
+from pyiceberg_encryption.spark.write import StreamWriter, Writer, overwrite_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+_PUSH_FILTERS = "spark.sql.python.filterPushdown.enabled"
+
+
+class IcebergEncrypted(DataSource):
+    """Tables of pyiceberg_encryption's catalogs."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._options = Options.of(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "iceberg_encrypted"
+
+    def schema(self) -> StructType:
+        return to_spark_schema(scan_of(load_table(self._options), self._options).projection())
+
+    def reader(self, schema: StructType) -> Reader:
+        return Reader(self._options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Writer:
+        return Writer(self._options, schema, overwrite_of(self._options, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        return StreamWriter(self._options, schema, overwrite_of(self._options, overwrite))
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("iceberg_encrypted")` known to a session, and has Spark offer it filters."""
+    spark.conf.set(_PUSH_FILTERS, "true")
+    spark.dataSource.register(IcebergEncrypted)

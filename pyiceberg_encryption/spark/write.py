@@ -1,0 +1,236 @@
+"""Writes: executors write encrypted files, and the driver makes one snapshot of them."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.exceptions import CommitFailedException, ValidationException
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.table import _parse_row_filter
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pyiceberg_encryption.errors import ConfigurationError, UsageError
+from pyiceberg_encryption.pipeline.commit import Once, Overwrite, ancestors, commit, mark_as_retried, sweep, was_retried
+from pyiceberg_encryption.pipeline.data_writer import DataFileWriter, check_columns
+from pyiceberg_encryption.pipeline.sealed import Envelope, SealedEntries, SealedTable, opened_here, send
+from pyiceberg_encryption.spark import options as names
+from pyiceberg_encryption.spark.read import load_table
+from pyiceberg_encryption.spark.types import FromSpark
+from pyiceberg_encryption.table import policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+    from pyiceberg.manifest import DataFile
+    from pyspark.sql.types import StructType
+
+    from pyiceberg_encryption.spark.options import Options
+    from pyiceberg_encryption.table.table import Table
+
+# Of snapshots that a stream made. Iceberg Java: SparkWrite
+QUERY_ID, EPOCH_ID = "spark.sql.streaming.queryId", "spark.sql.streaming.epochId"
+RUN_ID = "pyiceberg-encryption.streaming.run-id"
+COMMIT_ID = "pyiceberg-encryption.commit-id"
+_TASK_QUERY_ID, _TASK_BATCH_ID, _TASK_RUN_ID = (  # what Spark tells its tasks
+    "sql.streaming.queryId",
+    "streaming.sql.batchId",
+    "spark.jobGroup.id",
+)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task wrote."""
+
+    envelope: Envelope
+    files: SealedEntries
+    job: str
+    query_id: str | None
+    run_id: str | None
+    attempt_number: int
+    attempt_id: int
+
+
+class _Job:
+    """What the writers of batches and of streams share: one attempt of one task, and the end of it all."""
+
+    def __init__(self, options: Options, schema: StructType, overwrite: Overwrite | None) -> None:
+        self._options = options
+        self._schema = schema
+        self._overwrite = overwrite
+        self._sealed: SealedTable | None = None
+        self._name = uuid.uuid4().hex
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Spark pickles writers for its executors: from then on they have what these need."""
+        if self._sealed is None:
+            self._sealed = self._prepared()
+        return self.__dict__.copy()
+
+    def _prepared(self) -> SealedTable:
+        table = _table_to_write(self._options, self._schema)
+        from_spark = FromSpark(table.schema())
+        check_columns(table.metadata, from_spark.schema(to_arrow_schema(self._schema)))
+        sealed, _ = send(table)
+        return sealed
+
+    def _write(self, batches: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        if self._sealed is None or context is None:
+            raise UsageError("A writer writes within a task of Spark")
+        table = self._sealed.remote
+        query_id = context.getLocalProperty(_TASK_QUERY_ID)
+        job = f"{query_id}-{context.getLocalProperty(_TASK_BATCH_ID)}" if query_id else self._name
+        if context.attemptNumber() > 0:
+            mark_as_retried(table, job)
+        name = f"{context.partitionId():05d}-{context.taskAttemptId()}-{job}"
+        writer = DataFileWriter(table.io, table.metadata, name, fanout=self._options.flag(names.FANOUT, True))
+        try:
+            from_spark = FromSpark(table.metadata.schema())
+            for batch in batches:
+                writer.write(from_spark(batch))
+            files = table.seal_entries(writer.finish())
+        except BaseException:
+            writer.abort()
+            raise
+        return Written(
+            self._sealed.envelope,
+            files,
+            job,
+            query_id,
+            context.getLocalProperty(_TASK_RUN_ID),
+            context.attemptNumber(),
+            context.taskAttemptId(),
+        )
+
+    def _commit(
+        self, table: Table, written: list[Written], once: Once | None, summary: Mapping[str, str], is_replay: bool
+    ) -> None:
+        files = _files(table, written)
+        jobs = {message.job for message in written}
+        try:
+            is_new = commit(
+                table,
+                files,
+                overwrite=self._overwrite,
+                branch=self._options.own.get(names.BRANCH, MAIN_BRANCH),
+                summary={**self._options.after(names.SUMMARY_PREFIX), **summary},
+                once=once,
+            )
+        except (CommitFailedException, ValidationException, UsageError):
+            # Any other error leaves open whether the table has the files.
+            for job in jobs:
+                sweep(table, job)
+            raise
+        if not is_new or is_replay or _has_retries(table, written):
+            for job in jobs:
+                sweep(table, job)
+
+    def _abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """If no task failed, it was the commit that did, which has cleaned up as far as is safe."""
+        written = _written(messages)
+        if messages and len(written) == len(messages):
+            return
+        table = load_table(self._options)
+        for job in {message.job for message in written} or {self._name}:
+            sweep(table, job)
+
+
+class Writer(_Job, DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        commit_id = self._options.own.get(names.COMMIT_ID)
+        once = None
+        if commit_id is not None:
+            once = Once({COMMIT_ID: commit_id}, lambda summary: True if summary.get(COMMIT_ID) == commit_id else None)
+        self._commit(load_table(self._options), _written(messages), once, {}, is_replay=False)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._abort(messages)
+
+
+class StreamWriter(_Job, DataSourceStreamArrowWriter):
+    """The id of the query and the number of the batch are in the summary of the snapshot, as Iceberg Java has them.
+    What is there already is not committed again."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        written = _written(messages)
+        if not written:
+            return
+        query_id, run_id = written[0].query_id or "", written[0].run_id or ""
+
+        def is_done(summary: Mapping[str, str]) -> bool | None:
+            epoch = summary.get(EPOCH_ID, "")
+            if summary.get(QUERY_ID) != query_id or not epoch.isdigit():
+                return None
+            return int(epoch) >= batchId
+
+        table = load_table(self._options)
+        branch = self._options.own.get(names.BRANCH, MAIN_BRANCH)
+        runs = (snapshot.summary.get(RUN_ID) for snapshot in ancestors(table.metadata, branch) if snapshot.summary)
+        is_replay = next((run for run in runs if run), None) != run_id
+        once = Once({QUERY_ID: query_id, EPOCH_ID: str(batchId)}, is_done)
+        self._commit(table, written, once, {RUN_ID: run_id}, is_replay)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._abort(messages)
+
+
+def overwrite_of(options: Options, overwrite: bool) -> Overwrite | None:
+    mode, text = options.own.get(names.OVERWRITE_MODE, "static").lower(), options.own.get(names.OVERWRITE_FILTER)
+    if mode not in ("static", "dynamic"):
+        raise ConfigurationError(f"{names.OVERWRITE_MODE} is {mode!r}; it must be static or dynamic")
+    if not overwrite:
+        if text is not None or names.OVERWRITE_MODE in options.own:
+            raise ConfigurationError(f"{names.OVERWRITE_FILTER} and {names.OVERWRITE_MODE} need mode('overwrite')")
+        return None
+    if text is not None and mode == "dynamic":
+        raise ConfigurationError(f"{names.OVERWRITE_FILTER} and a dynamic {names.OVERWRITE_MODE} exclude each other")
+    return Overwrite(AlwaysTrue() if text is None else _parse_row_filter(text), mode == "dynamic")
+
+
+def _table_to_write(options: Options, schema: StructType) -> Table:
+    if options.flag(names.CREATE, False):
+        catalog = options.load_catalog()
+        properties = options.after(names.TABLE_PROPERTY_PREFIX)
+        default = f"{policy.TABLE_DEFAULT_PREFIX}{policy.KEY_ID}"
+        if not (properties.get(policy.KEY_ID) or catalog.properties.get(default)):
+            raise ConfigurationError(
+                f"{options.table} would be created without encryption: set {names.TABLE_PROPERTY_PREFIX}"
+                f"{policy.KEY_ID}, or the catalog's {default}"
+            )
+        catalog.create_table_if_not_exists(options.table, to_arrow_schema(schema), properties=properties)
+    return load_table(options)
+
+
+def _written(messages: list[WriterCommitMessage | None]) -> list[Written]:
+    return [message for message in messages if isinstance(message, Written)]
+
+
+def _files(table: Table, written: list[Written]) -> list[DataFile]:
+    if not written:
+        return []
+    here = opened_here(written[0].envelope, table)
+    return [entry.data_file for message in written for entry in here.open_entries(message.files)]
+
+
+def _has_retries(table: Table, written: list[Written]) -> bool:
+    """Whether there may have been other attempts at these tasks than those that succeeded.
+
+    Every attempt has a number of its own in the application. One that failed before these, or in between, leaves a
+    gap. One that was started last and lost to another is the second at its task, and has left its mark.
+    """
+    ids = {message.attempt_id for message in written}
+    has_gap = len(ids) != max(ids) - min(ids) + 1 if ids else False
+    return has_gap or any(message.attempt_number for message in written) or was_retried(table, written[0].job)
