@@ -726,8 +726,8 @@ CASES = [
         "test_table_kms.py::test_20_a_tables_rows_outlive_a_revocation_until_the_ttl_ends",
         CATALOG,
         (
-            "KekCache.from_properties(load_kms_client(self._properties), self._properties)",
-            "KekCache(load_kms_client(self._properties))",
+            "KekCache.from_properties(load_kms_client(self.properties), self.properties)",
+            "KekCache(load_kms_client(self.properties))",
         ),
     ),
     case(
