@@ -9,10 +9,12 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.typedef import EMPTY_DICT
+
 from integration import java, servers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 CATALOG = "h"
 TEST_KMS = ("org/apache/iceberg/encryption/UnitestKMS.class", "org/apache/iceberg/encryption/MemoryMockKMS.class")
@@ -22,6 +24,12 @@ HIVE_SITE = {
     "hive.metastore.disallow.incompatible.col.type.changes": "false",  # or ALTER TABLE … AFTER fails
     "hive.metastore.schema.verification": "false",
     "hive.metastore.try.direct.sql": "false",
+}
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
 }
 VECTOR_MODULE = "jdk.incubator.vector"
 WRAPPER = """#!/bin/sh
@@ -57,12 +65,20 @@ def hive_metastore(folder: Path) -> Iterator[str]:
         yield f"thrift://127.0.0.1:{port}"
 
 
-@contextlib.contextmanager
-def session(metastore: str, warehouse: Path) -> Iterator[Any]:
-    """A Spark session whose catalog `h` holds encrypted tables. It knows the master keys of Java's UnitestKMS."""
+def builder(master: str, settings: Mapping[str, str] = EMPTY_DICT) -> Any:
+    """For a session of Spark, on a Java that is found or fetched."""
     from pyspark.sql import SparkSession
 
     os.environ["JAVA_HOME"] = str(_java_home())
+    chosen = SparkSession.builder.master(master)
+    for name, value in {**SETTINGS, **settings}.items():
+        chosen = chosen.config(name, value)
+    return chosen
+
+
+@contextlib.contextmanager
+def session(metastore: str, warehouse: Path) -> Iterator[Any]:
+    """A Spark session whose catalog `h` holds encrypted tables. It knows the master keys of Java's UnitestKMS."""
     settings = {
         "spark.jars": ",".join(map(str, [*java.jars("spark"), _test_kms(), _aws_sdk()])),
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -73,15 +89,8 @@ def session(metastore: str, warehouse: Path) -> Iterator[Any]:
         f"spark.sql.catalog.{CATALOG}.cache-enabled": "false",
         f"spark.sql.catalog.{CATALOG}.encryption.kms-impl": "org.apache.iceberg.encryption.UnitestKMS",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.ui.enabled": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
     }
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+    spark = builder("local[2]", settings).getOrCreate()
     try:
         yield spark
     finally:

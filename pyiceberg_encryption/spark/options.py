@@ -23,12 +23,8 @@ SNAPSHOT_ID, AS_OF_TIMESTAMP, BRANCH, TAG = "snapshot-id", "as-of-timestamp", "b
 START_SNAPSHOT_ID, END_SNAPSHOT_ID = "start-snapshot-id", "end-snapshot-id"
 SPLIT_SIZE, LOOKBACK, OPEN_FILE_COST = "split-size", "lookback", "file-open-cost"
 # Of streams that read
-FROM_TIMESTAMP, SKIP_DELETES, SKIP_OVERWRITES, MAX_SNAPSHOTS = (
-    "stream-from-timestamp",
-    "streaming-skip-delete-snapshots",
-    "streaming-skip-overwrite-snapshots",
-    "streaming-max-snapshots-per-micro-batch",
-)
+FROM_TIMESTAMP = "stream-from-timestamp"
+SKIP_DELETES, SKIP_OVERWRITES = "streaming-skip-delete-snapshots", "streaming-skip-overwrite-snapshots"
 # Of writes
 FANOUT, OVERWRITE_MODE, OVERWRITE_FILTER = "fanout-enabled", "overwrite-mode", "overwrite-filter"
 CREATE, COMMIT_ID = "create-table", "commit-id"
@@ -39,7 +35,7 @@ _READS = frozenset(
     (
         *(COLUMNS, ROW_FILTER, CASE_SENSITIVE, SNAPSHOT_ID, AS_OF_TIMESTAMP, BRANCH, TAG),
         *(START_SNAPSHOT_ID, END_SNAPSHOT_ID, SPLIT_SIZE, LOOKBACK, OPEN_FILE_COST),
-        *(FROM_TIMESTAMP, SKIP_DELETES, SKIP_OVERWRITES, MAX_SNAPSHOTS),
+        *(FROM_TIMESTAMP, SKIP_DELETES, SKIP_OVERWRITES),
     )
 )
 _WRITES = frozenset((BRANCH, FANOUT, OVERWRITE_MODE, OVERWRITE_FILTER, CREATE, COMMIT_ID))

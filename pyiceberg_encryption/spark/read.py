@@ -82,7 +82,9 @@ def scan_of(table: Table, options: Options) -> DataScan | IncrementalAppendScan:
     if start is not None or end is not None:
         if start is None:
             raise ConfigurationError(f"{names.END_SNAPSHOT_ID} needs {names.START_SNAPSHOT_ID}")
-        return table.incremental_append_scan(from_snapshot_id=start, to_snapshot_id=end, **arguments)  # type: ignore
+        return table.incremental_append_scan(
+            from_snapshot_id_exclusive=start, to_snapshot_id_inclusive=end, **arguments
+        )  # type: ignore
     scan: DataScan = table.scan(snapshot_id=_snapshot_id(table, options), **arguments)  # type: ignore
     for name, kind in ((names.BRANCH, SnapshotRefType.BRANCH), (names.TAG, SnapshotRefType.TAG)):
         if name in options.own:

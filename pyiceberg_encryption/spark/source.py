@@ -8,6 +8,7 @@ from pyspark.sql.datasource import DataSource
 
 from pyiceberg_encryption.spark.options import Options
 from pyiceberg_encryption.spark.read import Reader, load_table, scan_of
+from pyiceberg_encryption.spark.stream import StreamReader
 from pyiceberg_encryption.spark.types import to_spark_schema
 from pyiceberg_encryption.spark.write import StreamWriter, Writer, overwrite_of
 
@@ -37,6 +38,9 @@ class IcebergEncrypted(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
         return Writer(self._options, schema, overwrite_of(self._options, overwrite))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        return StreamReader(self._options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         return StreamWriter(self._options, schema, overwrite_of(self._options, overwrite))

@@ -68,7 +68,7 @@ class _Job:
         self._name = uuid.uuid4().hex
 
     def __getstate__(self) -> dict[str, Any]:
-        """Spark pickles writers for its executors: from then on they have what these need."""
+        """Spark pickles the writer of a stream for its executors, and makes another one that only commits."""
         if self._sealed is None:
             self._sealed = self._prepared()
         return self.__dict__.copy()
@@ -143,6 +143,10 @@ class _Job:
 
 
 class Writer(_Job, DataSourceArrowWriter):
+    def __init__(self, options: Options, schema: StructType, overwrite: Overwrite | None) -> None:
+        super().__init__(options, schema, overwrite)
+        self._sealed = self._prepared()
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self._write(iterator)
 
