@@ -124,7 +124,7 @@ class EncryptingMetastoreCatalog(EncryptingCatalog, MetastoreCatalog):
             _check_comes_next(before, updates)
         staged = super()._update_and_stage_table(current_table, table_identifier, requirements, updates)
         metadata = staged.metadata
-        policy.check_change(name_of(table_identifier), before, metadata)
+        policy.check_change(name_of(table_identifier), before, metadata, updates)
         self._policy.check_loaded(table_identifier, metadata)
         location = staged.metadata_location
         if metadata.properties.get(policy.KEY_ID):

@@ -18,6 +18,7 @@ from pyiceberg.table.update import (
     AssertCreate,
     AssertRefSnapshotId,
     AssertTableUUID,
+    RemovePropertiesUpdate,
     RemoveSnapshotRefUpdate,
     RemoveSnapshotsUpdate,
     SetSnapshotRefUpdate,
@@ -31,6 +32,7 @@ from pyiceberg_encryption.table import policy
 from pyiceberg_encryption.table.models import (
     AddEncryptionKeyUpdate,
     RemoveEncryptionKeyUpdate,
+    StartEncryptionUpdate,
     encryption_keys,
     key_id,
 )
@@ -171,7 +173,7 @@ class RestCatalog(EncryptingCatalog, PyIcebergRestCatalog):
         name = name_of(table.name())
         is_new = any(isinstance(requirement, AssertCreate) for requirement in requirements)
         if not is_new:
-            policy.check_change(name, table.metadata, update_table_metadata(table.metadata, updates))
+            policy.check_change(name, table.metadata, update_table_metadata(table.metadata, updates), updates)
             if not encryption_keys(table.metadata):
                 self._try_out(table, updates)
         try:
@@ -225,6 +227,8 @@ class RestCatalog(EncryptingCatalog, PyIcebergRestCatalog):
             else:
                 undo.append(update.model_copy(update={"snapshot_id": before.snapshot_id}))
         undo.append(RemoveSnapshotsUpdate(snapshot_ids=sorted(added)))
+        started = [update for update in updates if isinstance(update, StartEncryptionUpdate)]
+        undo += [RemovePropertiesUpdate(removals=list(update.updates)) for update in started]
         undo += [RemoveEncryptionKeyUpdate(key_id=key.key_id) for key in _added_keys(updates)]
         requirements = tuple(AssertRefSnapshotId(ref=name, snapshot_id=u.snapshot_id) for name, u in heads.items())
         failure: Exception | None = None

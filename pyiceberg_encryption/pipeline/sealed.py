@@ -12,6 +12,7 @@ import pickle
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
     from pyiceberg.manifest import ManifestEntry
     from pyiceberg.table.metadata import TableMetadata
 
@@ -76,7 +78,8 @@ class SealedTable:
 
     @property
     def remote(self) -> RemoteTable:
-        return _opened(self)
+        """As this process has it, which may be the one that sent it."""
+        return _sent.get(self) or _opened(self)
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,19 @@ class RemoteTable:
     def _partition_types(self) -> dict[int, Any]:
         schema = self.metadata.schema()
         return {spec_id: spec.partition_type(schema) for spec_id, spec in self.metadata.specs().items()}
+
+    def plaintext(self, metadata: TableMetadata, plain: FileIO) -> RemoteTable:
+        """A table that is not encrypted, whose tasks travel under the key of this one."""
+        return RemoteTable(
+            self._cipher, _without_history(metadata), EncryptedFileIO(plain, self.io.keys.for_plaintext())
+        )
+
+    def seal_plaintext(self, metadata: TableMetadata, plain: FileIO) -> bytes:
+        return self.seal((_without_history(metadata), dict(plain.properties)))
+
+    def open_plaintext(self, sealed: bytes) -> RemoteTable:
+        metadata, io_properties = self.open(sealed)
+        return self.plaintext(metadata, load_file_io(io_properties, metadata.location))
 
     def seal(self, content: Any) -> bytes:
         """Anything that can be pickled, which keys cannot."""
@@ -132,6 +148,9 @@ class RemoteTable:
         return encode_entries(entries, self._partition_types[spec_id])
 
 
+_sent: WeakValueDictionary[SealedTable, RemoteTable] = WeakValueDictionary()
+
+
 def send(table: Table, metadata: TableMetadata | None = None) -> tuple[SealedTable, RemoteTable]:
     """The table as it can be sent, and as this side has it, which seals tasks and opens their results."""
     io, catalog = table.io, table.catalog
@@ -147,7 +166,9 @@ def send(table: Table, metadata: TableMetadata | None = None) -> tuple[SealedTab
     description = _Description(
         here.metadata, dict(io.plain.properties), io.keys.data_key_length, io.keys.admits_plaintext_data
     )
-    return SealedTable(envelope, here.seal(description)), here
+    sealed = SealedTable(envelope, here.seal(description))
+    _sent[sealed] = here
+    return sealed, here
 
 
 def opened_here(envelope: Envelope, table: Table) -> RemoteTable:

@@ -17,6 +17,7 @@ from pyiceberg.utils.properties import property_as_int
 from pyiceberg_encryption.errors import ConfigurationError
 from pyiceberg_encryption.table.manifests import V3DataFile
 from pyiceberg_encryption.table.read import ArrowScan, SplitTask
+from pyiceberg_encryption.table.replace import name_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -66,8 +67,9 @@ class Projection:
         return scan.stream(tasks)
 
 
-def packed(tasks: Iterable[FileScanTask], sizes: SplitSizes) -> list[list[FileScanTask]]:
-    parts = (part for task in tasks for part in _split(task, sizes.target))
+def packed(tasks: Iterable[FileScanTask], sizes: SplitSizes, *, splits: bool = True) -> list[list[FileScanTask]]:
+    """What each process reads. Without `splits`, no file is read by several."""
+    parts = (part for task in tasks for part in (_split(task, sizes.target) if splits else [task]))
 
     def weight(part: FileScanTask) -> int:
         deletes = sum(file.file_size_in_bytes for file in part.delete_files)
@@ -82,7 +84,7 @@ def seal_tasks(table: RemoteTable, tasks: Iterable[FileScanTask]) -> SealedTasks
     known: dict[str, tuple[int, int]] = {}
 
     def place(file: DataFile) -> tuple[int, int]:
-        name = _name(file)
+        name = name_of_file(file)
         if name not in known:
             group = entries.setdefault(file.spec_id, [])
             known[name] = file.spec_id, len(group)
@@ -130,13 +132,6 @@ def _split(task: FileScanTask, target: int) -> Iterator[FileScanTask]:
 
 def _length(part: FileScanTask) -> int:
     return len(part.split) if isinstance(part, SplitTask) else part.file.file_size_in_bytes
-
-
-def _name(file: DataFile) -> str:
-    """Several deletion vectors may lie in one file."""
-    if file.file_format == FileFormat.PUFFIN and isinstance(file, V3DataFile):
-        return f"{file.file_path} {file.content_range}"
-    return file.file_path
 
 
 def _entry(file: DataFile) -> ManifestEntry:

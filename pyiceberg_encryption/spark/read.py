@@ -16,7 +16,7 @@ from pyiceberg_encryption.pipeline.splits import Projection, SealedTasks, SplitS
 from pyiceberg_encryption.spark import options as names
 from pyiceberg_encryption.spark.filters import to_expression
 from pyiceberg_encryption.spark.types import ToSpark, to_spark_schema
-from pyiceberg_encryption.table.table import Table
+from pyiceberg_encryption.table.table import checked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from pyiceberg_encryption.spark.options import Options
     from pyiceberg_encryption.table.scan import DataScan, IncrementalAppendScan
+    from pyiceberg_encryption.table.table import Table
 
 
 @dataclass
@@ -60,10 +61,7 @@ class Reader(DataSourceReader):
 
 
 def load_table(options: Options) -> Table:
-    table = options.load_catalog().load_table(options.table)
-    if not isinstance(table, Table):
-        raise UsageError(f"{options.table} is no table of pyiceberg_encryption")
-    return table
+    return checked(options.load_catalog().load_table(options.table))
 
 
 def scan_of(table: Table, options: Options) -> DataScan | IncrementalAppendScan:

@@ -24,6 +24,7 @@ from pyiceberg.table.metadata import (
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
+    SetPropertiesUpdate,
     TableUpdate,
     UpgradeFormatVersionUpdate,
     _apply_table_update,
@@ -72,6 +73,10 @@ class UpgradeToFormatV3Update(UpgradeFormatVersionUpdate):
     """PyIceberg's own update knows no format version above 2."""
 
     format_version: int = Field(alias="format-version", default=VERSION)
+
+
+class StartEncryptionUpdate(SetPropertiesUpdate):
+    """Gives a table in plaintext the properties of an encrypted one, which nothing else may do."""
 
 
 def encryption_keys(metadata: TableMetadata) -> tuple[EncryptedKey, ...]:

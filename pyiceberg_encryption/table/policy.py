@@ -13,12 +13,13 @@ from pyiceberg_encryption.ciphers import KEY_LENGTHS
 from pyiceberg_encryption.errors import ConfigurationError, IntegrityError
 from pyiceberg_encryption.keyring import DATA_KEY_LENGTH_DEFAULT
 from pyiceberg_encryption.kms.registry import JAVA_KMS_IMPL, KMS_TYPE, PY_KMS_IMPL
-from pyiceberg_encryption.table.models import VERSION, encryption_keys, key_id
+from pyiceberg_encryption.table.models import VERSION, StartEncryptionUpdate, encryption_keys, key_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.update import TableUpdate
     from pyiceberg.typedef import Identifier
 
 # Table properties. Iceberg Java: TableProperties
@@ -141,9 +142,14 @@ class Policy:
         return self.expected_key_ids.get(f".{name}", self.expected_key_ids.get(""))
 
 
-def check_change(name: str, before: TableMetadata | None, after: TableMetadata) -> None:
-    """Encryption is decided when a table is made. Iceberg Java has the same rules."""
+def check_change(
+    name: str, before: TableMetadata | None, after: TableMetadata, updates: Iterable[TableUpdate] = ()
+) -> None:
+    """Encryption is decided when a table is made, as in Iceberg Java, or when all of its data is encrypted."""
     if before is None:
+        return
+    is_plain = KEY_ID not in before.properties
+    if is_plain and any(isinstance(update, StartEncryptionUpdate) for update in updates):
         return
     for label in (KEY_ID, DATA_KEY_LENGTH):
         old, new = before.properties.get(label), after.properties.get(label)

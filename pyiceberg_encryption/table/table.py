@@ -140,6 +140,13 @@ class Table(PyIcebergTable):
         )
 
 
+def checked(table: PyIcebergTable) -> Table:
+    """A table that a catalog of this package loaded."""
+    if not isinstance(table, Table):
+        raise UsageError(f"{'.'.join(table.name())} has to be loaded through a catalog of pyiceberg_encryption")
+    return table
+
+
 class StagedTable(PyIcebergStagedTable, Table):  # type: ignore[misc]  # its scans take other arguments
     pass
 
