@@ -23,6 +23,15 @@ HIVE_SITE = {
     "hive.metastore.schema.verification": "false",
     "hive.metastore.try.direct.sql": "false",
 }
+# Of small queries, most of the time goes into code made for each of them.
+QUICK = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+# Takes half as long as with the compiler and the garbage collector that are meant for long runs.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 VECTOR_MODULE = "jdk.incubator.vector"
 WRAPPER = """#!/bin/sh
 for argument; do
@@ -64,7 +73,7 @@ def session(metastore: str, warehouse: Path) -> Iterator[Any]:
 
     os.environ["JAVA_HOME"] = str(_java_home())
     settings = {
-        "spark.jars": ",".join(map(str, [*java.jars("spark"), _test_kms(), _aws_sdk()])),
+        "spark.jars": ",".join(map(str, [*java.jars("spark"), _test_kms(), _aws_sdk(), _sqlite()])),
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
         f"spark.sql.catalog.{CATALOG}.type": "hive",
@@ -110,6 +119,12 @@ def pyspark_jars(beginning: str = "") -> list[Path]:
 def _aws_sdk() -> Path:
     (bundle,) = (jar for jar in java.jars("peer") if jar.name.startswith("iceberg-aws-bundle"))
     return bundle
+
+
+def _sqlite() -> Path:
+    """For Java's JDBC catalog."""
+    (driver,) = (jar for jar in java.jars("rest") if jar.name.startswith("sqlite-jdbc"))
+    return driver
 
 
 def _test_kms() -> Path:

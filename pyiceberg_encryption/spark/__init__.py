@@ -1,0 +1,1 @@
+"""Encrypted tables in Apache Spark."""
