@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from integration import servers
+from integration import spark as java_spark
 from integration.internet import LOOPBACK, Internet
 from integration.java import Peer
 from integration.tools import ToolUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from pathlib import Path
 
     from integration.vault import Vault
 
@@ -86,3 +88,26 @@ def localstack_endpoint() -> Iterator[str]:
 def vault() -> Iterator[Vault]:
     with servers.vault() as server:
         yield server
+
+
+class SparkOnHive(NamedTuple):
+    session: Any
+    uri: str  # of the metastore
+    warehouse: Path
+
+
+@pytest.fixture(scope="session")
+def spark_on_hive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkOnHive]:
+    """One metastore and one Spark for all tests, since they take half a minute to start."""
+    folder = tmp_path_factory.mktemp("spark")
+    warehouse = folder / "warehouse"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_TOOL_OPTIONS", java_spark.QUICK_JAVA)
+        with (
+            java_spark.hive_metastore(folder / "metastore") as uri,
+            java_spark.session(uri, warehouse) as session,
+        ):
+            for name, value in java_spark.QUICK.items():
+                session.conf.set(name, value)
+            patch.delenv("JAVA_TOOL_OPTIONS")  # which others that start a Java would get too
+            yield SparkOnHive(session, uri, warehouse)

@@ -31,6 +31,15 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
+# Of small queries, most of the time goes into code made for each of them.
+QUICK = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+# Takes half as long as with the compiler and the garbage collector that are meant for long runs.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 VECTOR_MODULE = "jdk.incubator.vector"
 WRAPPER = """#!/bin/sh
 for argument; do
@@ -80,7 +89,7 @@ def builder(master: str, settings: Mapping[str, str] = EMPTY_DICT) -> Any:
 def session(metastore: str, warehouse: Path) -> Iterator[Any]:
     """A Spark session whose catalog `h` holds encrypted tables. It knows the master keys of Java's UnitestKMS."""
     settings = {
-        "spark.jars": ",".join(map(str, [*java.jars("spark"), _test_kms(), _aws_sdk()])),
+        "spark.jars": ",".join(map(str, [*java.jars("spark"), _test_kms(), _aws_sdk(), _sqlite()])),
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         f"spark.sql.catalog.{CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
         f"spark.sql.catalog.{CATALOG}.type": "hive",
@@ -119,6 +128,12 @@ def pyspark_jars(beginning: str = "") -> list[Path]:
 def _aws_sdk() -> Path:
     (bundle,) = (jar for jar in java.jars("peer") if jar.name.startswith("iceberg-aws-bundle"))
     return bundle
+
+
+def _sqlite() -> Path:
+    """For Java's JDBC catalog."""
+    (driver,) = (jar for jar in java.jars("rest") if jar.name.startswith("sqlite-jdbc"))
+    return driver
 
 
 def _test_kms() -> Path:

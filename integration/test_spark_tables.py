@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
 import hashlib
 import itertools
@@ -54,7 +53,6 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from integration import spark as java_spark
 from integration.golden_tables import COPY_ON_WRITE, MERGE_ON_READ, PARAMETERS, plain
 from integration.kms_support import AWS_REGION, aws_admin
 from pyiceberg_encryption.catalogs import load_catalog
@@ -64,11 +62,12 @@ from tests.support import MEMORY_PROPERTIES
 pytest.importorskip("pyspark", reason="needs Spark: `pip install --group test`")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
     from pyiceberg.table import Table
     from pyiceberg.types import IcebergType
 
+    from integration.conftest import SparkOnHive
     from pyiceberg_encryption.catalogs import EncryptingCatalog
 
 # PySpark leaves sockets to the garbage collector.
@@ -80,14 +79,6 @@ pytestmark = [
 NAMESPACE = "python"
 LINEAGE = ("_row_id", "_last_updated_sequence_number")
 ENCRYPTED = {"encryption.key-id": "keyA"}
-
-# Of small queries, most of the time goes into code made for each of them.
-QUICK = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "1",
-}
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
@@ -225,30 +216,13 @@ def check_lineage(before: Seen, after: Seen, replaced: Collection[int] = ()) -> 
         assert before.sequence_number < row["_last_updated_sequence_number"] <= after.sequence_number, (was, row)
 
 
-@contextlib.contextmanager
-def _quick_java() -> Iterator[None]:
-    """Takes half as long as with the compiler and the garbage collector that are meant for long runs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        yield
-
-
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    """One metastore and one Spark for the whole file, since they take half a minute to start."""
-    folder = tmp_path_factory.mktemp("spark")
-    warehouse = folder / "warehouse"
-    with (
-        _quick_java(),
-        java_spark.hive_metastore(folder / "metastore") as uri,
-        java_spark.session(uri, warehouse) as spark,
-    ):
-        for name, value in QUICK.items():
-            spark.conf.set(name, value)
-        kms = {"encryption.kms-type": "memory", **MEMORY_PROPERTIES}
-        catalog = load_catalog("h", type="hive", uri=uri, warehouse=f"file://{warehouse}", **kms)
-        spark.sql(f"create database h.{NAMESPACE}")
-        yield Both(spark, catalog)
+def both(spark_on_hive: SparkOnHive) -> Both:
+    kms = {"encryption.kms-type": "memory", **MEMORY_PROPERTIES}
+    warehouse = f"file://{spark_on_hive.warehouse}"
+    catalog = load_catalog("h", type="hive", uri=spark_on_hive.uri, warehouse=warehouse, **kms)
+    spark_on_hive.session.sql(f"create database h.{NAMESPACE}")
+    return Both(spark_on_hive.session, catalog)
 
 
 COPIES_ON_WRITE = pytest.mark.filterwarnings("ignore:Merge on read is not yet supported")
