@@ -5,7 +5,7 @@ Sizes and their defaults are those of Iceberg Java.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # Table properties, each with the read option that takes precedence. Iceberg Java: TableProperties, SparkReadOptions
 SPLIT_SIZE = ("read.split.target-size", "split-size", 128 * 1024 * 1024)
 LOOKBACK = ("read.split.planning-lookback", "lookback", 10)
+SMALLEST_SPLIT = 16 * 1024 * 1024
 OPEN_FILE_COST = ("read.split.open-file-cost", "file-open-cost", 4 * 1024 * 1024)
 
 
@@ -44,6 +45,13 @@ class SplitSizes:
     @classmethod
     def of(cls, table_properties: Mapping[str, str], options: Mapping[str, str]) -> SplitSizes:
         return cls(*(_setting(table_properties, options, *name) for name in (SPLIT_SIZE, LOOKBACK, OPEN_FILE_COST)))
+
+    def for_parallelism(self, tasks: Iterable[FileScanTask], parallelism: int) -> SplitSizes:
+        """Smaller, where there would be less tasks than could run at once. Iceberg Java: adaptive split size"""
+        total = sum(task.file.file_size_in_bytes for task in tasks)
+        if total >= self.target * parallelism:
+            return self
+        return replace(self, target=min(self.target, max(SMALLEST_SPLIT, total // parallelism)))
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
-    from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask
     from pyspark.sql.types import StructType
 
     from pyiceberg_encryption.spark.options import Options
     from pyiceberg_encryption.table.scan import DataScan, IncrementalAppendScan
     from pyiceberg_encryption.table.table import Table
+
+
+TASKS_PER_SLOT = 2  # so that what is short of work finds some
 
 
 @dataclass
@@ -39,9 +41,10 @@ class SealedPartition(InputPartition):
 
 
 class Reader(DataSourceReader):
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: StructType, tasks_at_once: int) -> None:
         self._options = options
         self._schema = schema
+        self._tasks_at_once = tasks_at_once
         self._filters: list[Filter] = []
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
@@ -54,7 +57,7 @@ class Reader(DataSourceReader):
         scan = with_columns(scan_of(table, self._options), self._schema)
         expression = And(scan.row_filter, to_expression(self._filters, scan.projection()))
         scan = scan.update(row_filter=expression)
-        return sealed_partitions(table, self._options, scan.projection(), expression, scan.plan_files())
+        return sealed_partitions(table, self._options, scan, list(scan.plan_files()), self._tasks_at_once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition)
@@ -107,13 +110,20 @@ def with_columns(scan: DataScan | IncrementalAppendScan, schema: StructType) -> 
 
 
 def sealed_partitions(
-    table: Table, options: Options, schema: Schema, row_filter: BooleanExpression, tasks: Iterable[FileScanTask]
+    table: Table,
+    options: Options,
+    scan: DataScan | IncrementalAppendScan,
+    tasks: list[FileScanTask],
+    tasks_at_once: int,
 ) -> list[SealedPartition]:
-    bins = packed(tasks, SplitSizes.of(table.properties, options.own))
+    sizes = SplitSizes.of(table.properties, options.own)
+    if names.SPLIT_SIZE not in options.own:
+        sizes = sizes.for_parallelism(tasks, TASKS_PER_SLOT * tasks_at_once)
+    bins = packed(tasks, sizes)
     if not bins:
         return []
     sealed, here = send(table)
-    projection = here.seal(Projection(schema, row_filter, options.flag(names.CASE_SENSITIVE, True)))
+    projection = here.seal(Projection(scan.projection(), scan.row_filter, scan.case_sensitive))
     return [SealedPartition(sealed, projection, seal_tasks(here, tasks)) for tasks in bins]
 
 

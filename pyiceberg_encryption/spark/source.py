@@ -22,6 +22,8 @@ _PUSH_FILTERS = "spark.sql.python.filterPushdown.enabled"
 class IcebergEncrypted(DataSource):
     """Tables of pyiceberg_encryption's catalogs."""
 
+    tasks_at_once = 1
+
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._options = Options.of(options)
@@ -34,13 +36,13 @@ class IcebergEncrypted(DataSource):
         return to_spark_schema(scan_of(load_table(self._options), self._options).projection())
 
     def reader(self, schema: StructType) -> Reader:
-        return Reader(self._options, schema)
+        return Reader(self._options, schema, self.tasks_at_once)
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
         return Writer(self._options, schema, overwrite_of(self._options, overwrite))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
-        return StreamReader(self._options, schema)
+        return StreamReader(self._options, schema, self.tasks_at_once)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         return StreamWriter(self._options, schema, overwrite_of(self._options, overwrite))
@@ -48,5 +50,8 @@ class IcebergEncrypted(DataSource):
 
 def register(spark: SparkSession) -> None:
     """Makes `format("iceberg_encrypted")` known to a session, and has Spark offer it filters."""
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    known = {"tasks_at_once": context.defaultParallelism if context is not None else 1}
     spark.conf.set(_PUSH_FILTERS, "true")
-    spark.dataSource.register(IcebergEncrypted)
+    # A class of its own is pickled with what it knows, for the processes in which Spark has scans planned.
+    spark.dataSource.register(type(IcebergEncrypted.__name__, (IcebergEncrypted,), known))

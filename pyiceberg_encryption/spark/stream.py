@@ -35,12 +35,13 @@ _POINTS = (names.SNAPSHOT_ID, names.AS_OF_TIMESTAMP, names.TAG, names.START_SNAP
 
 
 class StreamReader(DataSourceStreamReader):
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: StructType, tasks_at_once: int) -> None:
         for name in _POINTS:
             if name in options.own:
                 raise ConfigurationError(f"{name} is for reads that end; a stream begins at {names.FROM_TIMESTAMP}")
         self._options = options
         self._schema = schema
+        self._tasks_at_once = tasks_at_once
         self._branch = options.own.get(names.BRANCH, MAIN_BRANCH)
         self._loaded: Table | None = None
 
@@ -62,7 +63,7 @@ class StreamReader(DataSourceStreamReader):
         table = self._table()
         scan = with_columns(scan_of(table, self._options), self._schema)
         tasks = self._tasks(table, start[SNAPSHOT], end[SNAPSHOT])
-        return sealed_partitions(table, self._options, scan.projection(), scan.row_filter, tasks)
+        return sealed_partitions(table, self._options, scan, list(tasks), self._tasks_at_once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition)
