@@ -23,9 +23,10 @@ def entries(listed: Iterable[ManifestFile], io: FileIO, *, discard_deleted: bool
         yield from manifest.fetch_manifest_entry(io, discard_deleted=discard_deleted)
 
 
-def metadata_files(metadata: TableMetadata, location: str) -> list[str]:
-    """The metadata file at this location, and those before it that it still names."""
-    return [location, *(entry.metadata_file for entry in metadata.metadata_log)]
+def metadata_files(metadata: TableMetadata, location: str | None) -> list[str]:
+    """The metadata file at this location, and those before it that it still names. A REST server may keep it to itself
+    where the newest is."""
+    return [*([location] if location else []), *(entry.metadata_file for entry in metadata.metadata_log)]
 
 
 def statistics_files(metadata: TableMetadata) -> list[str]:
