@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
+import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,6 +107,39 @@ def session(metastore: str, warehouse: Path) -> Iterator[Any]:
         yield spark
     finally:
         spark.stop()
+
+
+@contextlib.contextmanager
+def plain_session(environment: Mapping[str, str]) -> Iterator[Any]:
+    """A Spark session without Iceberg Java, whose executors have these environment variables."""
+    from pyspark.sql import SparkSession
+
+    os.environ.update(spark_environment())
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    for name, value in environment.items():
+        builder = builder.config(f"spark.executorEnv.{name}", value)
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()  # py4j leaves the sockets of threads open that have ended
+
+
+def submit(script: Path, *arguments: str, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs a script by spark-submit."""
+    import pyspark
+
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), str(script), *arguments]
+    variables = {**os.environ, **spark_environment(), **environment}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+
+def spark_environment() -> dict[str, str]:
+    """What Spark has to find: a Java, this Python, and its own address where a machine's name leads nowhere."""
+    return {"JAVA_HOME": str(_java_home()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def _java_home() -> Path:

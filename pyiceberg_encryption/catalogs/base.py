@@ -13,7 +13,7 @@ from pyiceberg_encryption import process
 from pyiceberg_encryption.errors import IntegrityError
 from pyiceberg_encryption.kek_cache import KekCache
 from pyiceberg_encryption.kms import load_kms_client
-from pyiceberg_encryption.table import metadata_files, policy
+from pyiceberg_encryption.table import metadata_files, policy, reached
 from pyiceberg_encryption.table.file_io import EncryptedFileIO
 from pyiceberg_encryption.table.keys import TableKeys
 from pyiceberg_encryption.table.policy import Policy
@@ -95,22 +95,14 @@ class EncryptingCatalog(Catalog):
         """Drops the table and deletes its files. What cannot be read is found out before anything is dropped."""
         table = self.load_table(identifier)
         metadata = table.metadata
-        manifests = {
-            manifest.manifest_path: manifest
-            for snapshot in metadata.snapshots
-            for manifest in snapshot.manifests(table.io)
-        }
-        files = {
-            entry.data_file.file_path
-            for manifest in manifests.values()
-            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
-        }
+        manifests = reached.manifests(metadata, table.io)
+        files = {entry.data_file.file_path for entry in reached.entries(manifests, table.io, discard_deleted=False)}
         self.drop_table(identifier)
         delete_files(table.io, files, "data")
-        delete_files(table.io, set(manifests), "manifest")
+        delete_files(table.io, {manifest.manifest_path for manifest in manifests}, "manifest")
         delete_files(table.io, {snapshot.manifest_list for snapshot in metadata.snapshots}, "manifest list")
-        delete_files(table.io, {entry.metadata_file for entry in metadata.metadata_log}, "previous metadata")
-        delete_files(table.io, {table.metadata_location}, "metadata")
+        delete_files(table.io, set(reached.statistics_files(metadata)), "statistics")
+        delete_files(table.io, set(reached.metadata_files(metadata, table.metadata_location)), "metadata")
 
 
 class _Keks:

@@ -14,6 +14,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 
 from pyiceberg_encryption.errors import UsageError
 from pyiceberg_encryption.pipeline.listing import files_below
+from pyiceberg_encryption.table import reached
 from pyiceberg_encryption.table.file_io import plain_io
 from pyiceberg_encryption.table.transaction import Transaction
 
@@ -175,17 +176,8 @@ def sweep(table: Table, job: str) -> list[str]:
 
 def data_files(table: Table, job: str) -> set[str]:
     """Those of a job, in any snapshot."""
-    manifests = {
-        manifest.manifest_path: manifest
-        for snapshot in table.metadata.snapshots
-        for manifest in snapshot.manifests(table.io)
-    }
-    return {
-        entry.data_file.file_path
-        for manifest in manifests.values()
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
-        if job in entry.data_file.file_path
-    }
+    entries = reached.entries(reached.manifests(table.metadata, table.io), table.io, discard_deleted=False)
+    return {entry.data_file.file_path for entry in entries if job in entry.data_file.file_path}
 
 
 def mark_as_retried(table: RemoteTable, job: str) -> None:

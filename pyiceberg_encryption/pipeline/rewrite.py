@@ -99,10 +99,10 @@ def to_json(result: Rewritten) -> dict[str, Any]:
     """For a journal in storage, from where nothing is unpickled. What is in it is sealed."""
     return {
         "rows": result.rows,
-        "files": [[spec, count, base64.b64encode(sealed).decode()] for spec, count, sealed in result.files.groups],
+        "files": [[spec, base64.b64encode(sealed).decode()] for spec, sealed in result.files.groups],
     }
 
 
 def from_json(entry: dict[str, Any]) -> Rewritten:
-    groups = tuple((int(spec), int(count), base64.b64decode(sealed)) for spec, count, sealed in entry["files"])
+    groups = tuple((int(spec), base64.b64decode(sealed)) for spec, sealed in entry["files"])
     return Rewritten(SealedEntries(groups), int(entry["rows"]))

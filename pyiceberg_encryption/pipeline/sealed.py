@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import pickle
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from pyiceberg.io import load_file_io
+from pyiceberg.typedef import Record
 from pyiceberg.utils.config import Config
 
 from pyiceberg_encryption.catalogs import EncryptingCatalog
@@ -28,19 +29,21 @@ from pyiceberg_encryption.kms.registry import public_properties
 from pyiceberg_encryption.secret import Secret
 from pyiceberg_encryption.table.file_io import EncryptedFileIO
 from pyiceberg_encryption.table.keys import TableKeys
-from pyiceberg_encryption.table.manifests import decode_entries, encode_entries
+from pyiceberg_encryption.table.manifests import decode_entries, decode_manifests, encode_entries, encode_manifests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
-    from pyiceberg.manifest import ManifestEntry
+    from pyiceberg.manifest import ManifestEntry, ManifestFile
     from pyiceberg.table.metadata import TableMetadata
 
+    from pyiceberg_encryption.table.manifests import V3ManifestFile
     from pyiceberg_encryption.table.table import Table
 
 SALT_LENGTH = 16
+LENGTH_BYTES = 8
 DERIVED_KEY_LENGTH = 32
 _PURPOSE = b"pyiceberg_encryption.pipeline"
 
@@ -66,7 +69,7 @@ class Envelope:
 class SealedEntries:
     """Files with their keys, by the partition spec that they were written with."""
 
-    groups: tuple[tuple[int, int, bytes], ...]  # spec id, how many, sealed
+    groups: tuple[tuple[int, bytes], ...]  # spec id, sealed
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,6 @@ class RemoteTable:
         self.metadata = metadata
         self.io = io
 
-    @cached_property
-    def _partition_types(self) -> dict[int, Any]:
-        schema = self.metadata.schema()
-        return {spec_id: spec.partition_type(schema) for spec_id, spec in self.metadata.specs().items()}
-
     def plaintext(self, metadata: TableMetadata, plain: FileIO) -> RemoteTable:
         """A table that is not encrypted, whose tasks travel under the key of this one."""
         return RemoteTable(
@@ -127,42 +125,50 @@ class RemoteTable:
         by_spec: dict[int, list[ManifestEntry]] = {}
         for entry in entries:
             by_spec.setdefault(entry.data_file.spec_id, []).append(entry)
-        return SealedEntries(
-            tuple(
-                (spec_id, len(group), self._cipher.seal(self._encoded(spec_id, group), _PURPOSE + b".entries"))
-                for spec_id, group in by_spec.items()
-            )
-        )
+        return SealedEntries(tuple((spec_id, self._seal_group(group)) for spec_id, group in by_spec.items()))
 
     def open_entries(self, sealed: SealedEntries) -> list[ManifestEntry]:
         """Those of each spec in the order in which they were."""
-        return [
-            entry
-            for spec_id, count, group in sealed.groups
-            for entry in decode_entries(
-                self._cipher.open(group, _PURPOSE + b".entries"), count, self._partition_types[spec_id], spec_id
-            )
-        ]
+        return [entry for spec_id, group in sealed.groups for entry in self._open_group(spec_id, group)]
 
-    def _encoded(self, spec_id: int, entries: Iterable[ManifestEntry]) -> bytes:
-        return encode_entries(entries, self._partition_types[spec_id])
+    def _seal_group(self, entries: list[ManifestEntry]) -> bytes:
+        partitions = [tuple(_values(entry.data_file.partition)) for entry in entries]
+        encoded = encode_entries(entries)
+        length = len(encoded).to_bytes(LENGTH_BYTES, "big")
+        return self._cipher.seal(length + encoded + pickle.dumps(partitions), _PURPOSE + b".entries")
+
+    def _open_group(self, spec_id: int, sealed: bytes) -> list[ManifestEntry]:
+        opened = memoryview(self._cipher.open(sealed, _PURPOSE + b".entries"))
+        end = LENGTH_BYTES + int.from_bytes(opened[:LENGTH_BYTES], "big")
+        partitions = pickle.loads(opened[end:])  # noqa: S301  # it is authentic
+        return decode_entries(bytes(opened[LENGTH_BYTES:end]), (Record(*values) for values in partitions), spec_id)
+
+    def seal_manifests(self, manifests: Iterable[ManifestFile]) -> bytes:
+        return self._cipher.seal(encode_manifests(manifests), _PURPOSE + b".manifests")
+
+    def open_manifests(self, sealed: bytes) -> list[V3ManifestFile]:
+        return decode_manifests(self._cipher.open(sealed, _PURPOSE + b".manifests"))
 
 
 _sent: WeakValueDictionary[SealedTable, RemoteTable] = WeakValueDictionary()
 
 
 def send(table: Table, metadata: TableMetadata | None = None) -> tuple[SealedTable, RemoteTable]:
-    """The table as it can be sent, and as this side has it, which seals tasks and opens their results."""
+    """The table as it can be sent, and as this side has it, which seals tasks and opens their results.
+
+    `metadata` takes the place of what the table has. Its snapshots must be there with all their keys.
+    """
+    metadata = metadata or table.metadata
     io, catalog = table.io, table.catalog
     if not isinstance(io, EncryptedFileIO):
         raise UsageError(
             f"{'.'.join(table.name())} is not encrypted, and there is no key by which its tasks could be sealed. Use "
             "Iceberg's own runtime for it, or encrypt it first"
         )
-    wrapped_kek, kek = io.keys.keyring(table.metadata).kek_for_transport()
+    wrapped_kek, kek = io.keys.keyring(metadata).kek_for_transport()
     salt = os.urandom(SALT_LENGTH)
     envelope = Envelope(catalog.name, kms_of(catalog), io.keys.master_key_id, wrapped_kek, salt)
-    here = RemoteTable(_derived(kek, salt), _without_history(metadata or table.metadata), io)
+    here = RemoteTable(_derived(kek, salt), _without_history(metadata), io)
     description = _Description(
         here.metadata, dict(io.plain.properties), io.keys.data_key_length, io.keys.admits_plaintext_data
     )
@@ -214,6 +220,10 @@ def _keks_of_process(catalog: str, sent: tuple[tuple[str, str], ...]) -> KekCach
             f"never sent to it. Set what is secret where it runs, in .pyiceberg.yaml or in variables "
             f"PYICEBERG_CATALOG__{catalog.upper()}__…"
         ) from None
+
+
+def _values(record: Record) -> Iterator[Any]:
+    return (record[position] for position in range(len(record)))
 
 
 def _derived(kek: Secret, salt: bytes) -> AesGcm:

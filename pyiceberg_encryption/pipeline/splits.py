@@ -80,7 +80,7 @@ def packed(tasks: Iterable[FileScanTask], sizes: SplitSizes, *, splits: bool = T
     parts = (part for task in tasks for part in (_split(task, sizes.target) if splits else [task]))
 
     def weight(part: FileScanTask) -> int:
-        deletes = sum(file.file_size_in_bytes for file in part.delete_files)
+        deletes = sum(_size(file) for file in part.delete_files)
         return max(_length(part) + deletes, (1 + len(part.delete_files)) * sizes.open_file_cost)
 
     return list(PackingIterator(parts, sizes.target, sizes.lookback, weight, largest_bin_first=True))
@@ -139,7 +139,14 @@ def _split(task: FileScanTask, target: int) -> Iterator[FileScanTask]:
 
 
 def _length(part: FileScanTask) -> int:
-    return len(part.split) if isinstance(part, SplitTask) else part.file.file_size_in_bytes
+    return len(part.split) if isinstance(part, SplitTask) else _size(part.file)
+
+
+def _size(file: DataFile) -> int:
+    """As Iceberg Java's ScanTaskUtil.contentSizeInBytes."""
+    if file.file_format == FileFormat.PUFFIN and isinstance(file, V3DataFile):
+        return file.content_range[1]
+    return file.file_size_in_bytes
 
 
 def _entry(file: DataFile) -> ManifestEntry:

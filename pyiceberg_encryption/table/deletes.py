@@ -74,7 +74,7 @@ def deleted_positions(io: FileIO, data_file: DataFile, delete_files: Iterable[Da
         if file.content != DataFileContent.POSITION_DELETES:
             raise NotImplementedError(f"{file.file_path}: equality deletes cannot be read")
         if file.file_format == FileFormat.PUFFIN and isinstance(file, V3DataFile):
-            positions |= _deletion_vector(io, file)
+            positions |= deletion_vector(io, file)
         else:
             positions |= _position_deletes(io, file, data_file.file_path)
     if len(positions) > data_file.record_count:
@@ -90,7 +90,7 @@ def remaining(batch: pa.RecordBatch, start: int, deleted: list[int]) -> pa.Array
     return pc.cast(pa.Array.from_buffers(pa.uint8(), batch.num_rows, [None, pa.py_buffer(keep)]), pa.bool_())
 
 
-def _deletion_vector(io: FileIO, file: V3DataFile) -> BitMap64:
+def deletion_vector(io: FileIO, file: V3DataFile) -> BitMap64:
     offset, size = file.content_range
     with open_data(io, file.file_path, file_key(file)) as stream:
         if offset + size > stream.seek(0, os.SEEK_END):

@@ -47,6 +47,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
+from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from pyiceberg_encryption.errors import FormatError
@@ -64,16 +65,24 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.typedef import TableVersion
-    from pyiceberg.types import StructType
 
 RECORDS_PER_BLOCK = 1000
 
 _DATA_FILE_FIELDS = [field.name for field in DATA_FILE_TYPE[VERSION].fields]
+_PARTITION = _DATA_FILE_FIELDS.index("partition")
 KEY_METADATA = _DATA_FILE_FIELDS.index("key_metadata")
 FIRST_ROW_ID = _DATA_FILE_FIELDS.index("first_row_id")
 REFERENCED_DATA_FILE = _DATA_FILE_FIELDS.index("referenced_data_file")
 CONTENT_OFFSET = _DATA_FILE_FIELDS.index("content_offset")
 CONTENT_SIZE = _DATA_FILE_FIELDS.index("content_size_in_bytes")
+
+_STATISTICS = [
+    _DATA_FILE_FIELDS.index(name)
+    for name in (
+        *("column_sizes", "value_counts", "null_value_counts", "nan_value_counts"),
+        *("lower_bounds", "upper_bounds"),
+    )
+]
 
 _MANIFEST_FIELDS = [field.name for field in MANIFEST_LIST_FILE_SCHEMAS[VERSION].fields]
 _MANIFEST_KEY_METADATA = _MANIFEST_FIELDS.index("key_metadata")
@@ -324,29 +333,60 @@ class _KeyEncoder(BinaryEncoder):
         super().write_bytes(b.encode() if isinstance(b, FileKey) else b)
 
 
-def encode_entries(entries: Iterable[ManifestEntry], partition_type: StructType) -> bytes:
-    """Files with their keys, for what is sealed and sent to another process. Manifests are made by V3ManifestWriter."""
+def encode_entries(entries: Iterable[ManifestEntry]) -> bytes:
+    """Files with their keys, for what is sealed and sent to another process. Manifests are made by V3ManifestWriter.
+
+    Partitions are left out: of columns that are gone, nothing might tell the types any more.
+    """
     encoded = io.BytesIO()
-    encoder, writer = _KeyEncoder(encoded), _entry_schema(partition_type).writer
+    encoder, writer = _KeyEncoder(encoded), _entry_schema(StructType()).writer
     for entry in entries:
         file = _padded(V3DataFile, entry.data_file, len(_DATA_FILE_FIELDS))
         writer.write(encoder, ManifestEntry(*(entry[position] for position in range(len(entry) - 1)), file))
     return encoded.getvalue()
 
 
-def decode_entries(encoded: bytes, count: int, partition_type: StructType, spec_id: int) -> list[ManifestEntry]:
-    """What `encode_entries` made. It must be authentic."""
-    decoder, reader = new_decoder(encoded), _entry_reader(_entry_schema(partition_type).json)
+def decode_entries(encoded: bytes, partitions: Iterable[Record], spec_id: int) -> list[ManifestEntry]:
+    """What `encode_entries` made, with the partition of each. It must be authentic."""
+    decoder, reader = new_decoder(encoded), _entry_reader(_entry_schema(StructType()).json)
     entries: list[ManifestEntry] = []
-    for _ in range(count):
+    for partition in partitions:
         entry: ManifestEntry = reader.read(decoder)
         file = entry.data_file
         file[KEY_METADATA] = file_key(file)
+        file[_PARTITION] = partition
         file.spec_id = spec_id
         if isinstance(file, V3DataFile):
             file.sequence_number = entry.sequence_number
         entries.append(entry)
     return entries
+
+
+def without_statistics(entry: ManifestEntry) -> ManifestEntry:
+    """The same entry. What it says of columns makes the most of it, and only filters need that."""
+    for position in _STATISTICS:
+        entry.data_file[position] = None
+    return entry
+
+
+def encode_manifests(manifests: Iterable[ManifestFile]) -> bytes:
+    """Manifests with their keys, for what is sealed and sent to another process."""
+    encoded = io.BytesIO()
+    encoder, writer = _KeyEncoder(encoded), _list_schema().writer
+    for manifest in manifests:
+        writer.write(encoder, _padded(V3ManifestFile, manifest, len(_MANIFEST_FIELDS)))
+    return encoded.getvalue()
+
+
+def decode_manifests(encoded: bytes) -> list[V3ManifestFile]:
+    """What `encode_manifests` made. It must be authentic."""
+    decoder, reader = new_decoder(encoded), _list_reader(_list_schema().json)
+    manifests: list[V3ManifestFile] = []
+    while decoder.tell() < len(encoded):
+        manifest: V3ManifestFile = reader.read(decoder)
+        manifest[_MANIFEST_KEY_METADATA] = checked_key(manifest.manifest_path, manifest.key_metadata)
+        manifests.append(manifest)
+    return manifests
 
 
 class V3ManifestWriter(ManifestWriterV2):

@@ -55,7 +55,7 @@ class ParquetDataFile:
         self._is_encrypted = key is not None
         options: dict[str, Any] = {"pre_buffer": True, "buffer_size": 8 * ONE_MEGABYTE}
         if key is not None:
-            options["decryption_properties"] = _decryption(key)
+            options["decryption_properties"] = decryption(key)
         parquet = ds.ParquetFileFormat(
             dictionary_columns=dictionary_columns,
             default_fragment_scan_options=ds.ParquetFragmentScanOptions(**options),
@@ -67,10 +67,9 @@ class ParquetDataFile:
 
     def _pick(self, split: range) -> int:
         metadata = self._fragment.metadata
-        groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-        picked = [index for index, group in enumerate(groups) if _offset(group) in split]
+        picked = row_groups_within(metadata, split)
         self._fragment = self._fragment.subset(row_group_ids=picked)
-        return sum(group.num_rows for group in groups[: picked[0]]) if picked else 0
+        return sum(metadata.row_group(index).num_rows for index in range(picked[0])) if picked else 0
 
     def batches(self, columns: list[str], row_filter: pc.Expression | None = None) -> Iterator[pa.RecordBatch]:
         with self._tampering_named():
@@ -126,12 +125,17 @@ class EncryptingParquetModel(ParquetFormatModel):
         return super().create_writer(output_file, file_schema, properties)
 
 
-def _offset(row_group: Any) -> int:
-    """Where a row group begins, as PyIceberg and Iceberg Java say in the split offsets of a data file."""
-    column = row_group.column(0)
-    if column.has_dictionary_page and column.dictionary_page_offset is not None:
-        return int(min(column.dictionary_page_offset, column.data_page_offset))
-    return int(column.data_page_offset)
+def row_groups_within(metadata: Any, split: range) -> list[int]:
+    """Those that begin within a range of offsets, as PyIceberg and Iceberg Java say in the split offsets of a file."""
+    groups = range(metadata.num_row_groups)
+    return [index for index in groups if first_offset(metadata.row_group(index).column(0)) in split]
+
+
+def first_offset(chunk: Any) -> int:
+    """Where a column chunk begins."""
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+        return int(min(chunk.dictionary_page_offset, chunk.data_page_offset))
+    return int(chunk.data_page_offset)
 
 
 def _float_columns(
@@ -154,7 +158,7 @@ def _encryption(key_metadata: StandardKeyMetadata) -> Any:
     )
 
 
-def _decryption(key: FileKey) -> Any:
+def decryption(key: FileKey) -> Any:
     key_metadata = key.open()
     return pe.create_decryption_properties(
         footer_key=bytes(key_metadata.encryption_key.expose()), aad_prefix=key_metadata.aad_prefix

@@ -1,0 +1,408 @@
+"""Makes an encrypted table of one that is in plaintext: beside it, or in its place.
+
+Each finished task is noted in a journal next to the table's metadata: what it wrote, with the keys, sealed. A job that
+was broken off finds it there, and does only what is left. In the end there is one commit.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
+from pyiceberg.table import TableProperties
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    update_table_metadata,
+)
+
+from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, IntegrityError, UsageError
+from pyiceberg_encryption.pipeline.commit import Once, commit, sweep
+from pyiceberg_encryption.pipeline.engine import engine_for
+from pyiceberg_encryption.pipeline.listing import files_below
+from pyiceberg_encryption.pipeline.rewrite import (
+    RewriteTask,
+    Rewritten,
+    digest,
+    from_json,
+    rewrite,
+    to_json,
+)
+from pyiceberg_encryption.pipeline.sealed import Envelope, kms_of, opened_here, send
+from pyiceberg_encryption.pipeline.splits import SplitSizes, packed, seal_tasks
+from pyiceberg_encryption.pipeline.verify import verify
+from pyiceberg_encryption.table.file_io import plain_io
+from pyiceberg_encryption.table.models import VERSION, StartEncryptionUpdate, key_id
+from pyiceberg_encryption.table.policy import DATA_KEY_LENGTH, KEY_ID
+from pyiceberg_encryption.table.replace import ReplaceFiles
+from pyiceberg_encryption.table.table import Table, checked
+from pyiceberg_encryption.table.transaction import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import FileScanTask
+    from pyiceberg.table import Table as PyIcebergTable
+    from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.typedef import Identifier
+    from pyspark.sql import SparkSession
+
+    from pyiceberg_encryption.catalogs import EncryptingCatalog
+    from pyiceberg_encryption.pipeline.report import Report
+
+JOB = "pyiceberg-encryption.encrypted-from"  # of a snapshot's summary, and of a table made for the purpose
+NAME_MAPPING = "schema.name-mapping.default"  # of the files of the table in plaintext
+
+
+@dataclass(frozen=True)
+class Encrypted:
+    files_read: int
+    files_written: int
+    rows: int
+    plaintext_files_deleted: int
+    report: Report
+
+
+def encrypt_into(
+    source: PyIcebergTable,
+    catalog: EncryptingCatalog,
+    identifier: str | Identifier,
+    *,
+    properties: Mapping[str, str],
+    spark: SparkSession | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Encrypted:
+    """A new encrypted table with the rows that the main branch of a table in plaintext has now.
+
+    Schema, partitioning, sort order and properties are those of the source, and those that are given, an
+    `encryption.key-id` among them. The source stays as it is. Run again, it goes on where it stopped, and changes
+    nothing once it is done.
+    """
+    _check_is_plain(source)
+    job = f"encrypt-{source.metadata.table_uuid.hex}"
+    target = _target(source, catalog, identifier, {**_carried_over(source), **properties, JOB: job})
+    planned = _planned(source)
+    added, rows = _rewritten(source, target, planned, job, keeps_lineage=False, spark=spark, progress=progress)
+    once = Once({JOB: job}, lambda summary: True if summary.get(JOB) == job else None)
+    commit(target, added, once=once)
+    report = _checked(verify(_loaded(catalog, identifier), spark, orphans=False))
+    _clean_up(target, job)
+    return Encrypted(len(planned), len(added), rows, 0, report)
+
+
+def encrypt_in_place(
+    catalog: EncryptingCatalog,
+    identifier: str | Identifier,
+    *,
+    key: str,
+    data_key_length: int | None = None,
+    spark: SparkSession | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Encrypted:
+    """Encrypts a table under the master key `key`, and deletes what there is of it in plaintext.
+
+    All data is written again. One commit makes the table an encrypted one. Then every file of it is verified, and only
+    then the files in plaintext are deleted and the old snapshots expired. Run again, it goes on where it stopped.
+    Between the commit and the end nobody else can write to the table.
+    """
+    table = _loaded(catalog, identifier)
+    job = f"encrypt-{table.metadata.table_uuid.hex}"
+    added, rows, planned = 0, 0, 0
+    if not table.is_encrypted:
+        _check_can_be_replaced(table)
+        if table.format_version < VERSION:
+            with table.transaction() as transaction:
+                transaction.upgrade_table_version(VERSION)
+            table = _loaded(catalog, identifier)
+        properties = {KEY_ID: key, **({DATA_KEY_LENGTH: str(data_key_length)} if data_key_length else {})}
+        planned, added, rows = _encrypt(catalog, table, properties, job, spark, progress)
+        table = _loaded(catalog, identifier)
+    elif table.properties[KEY_ID] != key:
+        raise ConfigurationError(f"{'.'.join(table.name())} is encrypted already, by {table.properties[KEY_ID]!r}")
+    old = [snapshot for snapshot in table.snapshots() if key_id(snapshot) is None]
+    new = [snapshot for snapshot in table.snapshots() if key_id(snapshot) is not None]
+    report = _checked(verify(_only(table, new), spark, orphans=False))
+    deleted = _delete_plaintext(table, old, new)
+    if old:
+        ids = [snapshot.snapshot_id for snapshot in old]
+        uuid = AssertTableUUID(uuid=table.metadata.table_uuid)
+        catalog.commit_table(table, (uuid,), (RemoveSnapshotsUpdate(snapshot_ids=ids),))
+    _clean_up(_loaded(catalog, identifier), job)
+    return Encrypted(planned, added, rows, deleted, report)
+
+
+def _encrypt(
+    catalog: EncryptingCatalog,
+    table: Table,
+    properties: dict[str, str],
+    job: str,
+    spark: SparkSession | None,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[int, int, int]:
+    start = StartEncryptionUpdate(updates=properties)
+    for is_last in (False, False, False, True):
+        becoming = _becoming(catalog, table, start)
+        planned = _planned(table)
+        keeps_lineage = any(getattr(task.file, "first_row_id", None) is not None for task in planned)
+        added, rows = _rewritten(table, becoming, planned, job, keeps_lineage, spark, progress)
+        try:
+            _commit_encryption(catalog, table, becoming, start, added, job)
+        except CommitFailedException:
+            # Others have written to it. What they left unchanged need not be done again: it is in the journal.
+            if is_last:
+                raise
+            table = _loaded(catalog, table.name())
+        else:
+            return len(planned), len(added), rows
+    raise AssertionError("unreachable")
+
+
+def _rewritten(
+    source: PyIcebergTable,
+    target: Table,
+    planned: list[FileScanTask],
+    job: str,
+    keeps_lineage: bool,
+    spark: SparkSession | None,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[DataFile], int]:
+    """The encrypted files, and how many rows are in them."""
+    bins = _bins(source, planned)
+    noted = {index: _noted(target, job, part) for index, part in enumerate(bins)}
+    left = [index for index, entry in noted.items() if entry is None]
+    sealed, here = send(target)
+    plain = plain_io(source.io)
+    from_source = here.seal_plaintext(source.metadata, plain)
+    travelling = here.plaintext(source.metadata, plain)
+    tasks = [
+        RewriteTask(sealed, from_source, seal_tasks(travelling, bins[index]), job, keeps_lineage) for index in left
+    ]
+    files: list[DataFile] = []
+    rows = 0
+    for entry in noted.values():
+        if entry is not None:
+            files += entry[0]
+            rows += entry[1]
+    done = len(bins) - len(left)
+    for index, result in zip(left, engine_for(spark).run(rewrite, tasks), strict=True):
+        written = [found.data_file for found in here.open_entries(result.files)]
+        if sum(file.record_count for file in written) != result.rows:
+            raise IntegrityError(f"{result.rows} rows were read, but not as many written: nothing was changed")
+        _note(target, job, bins[index], sealed.envelope, result)
+        files += written
+        rows += result.rows
+        done += 1
+        if progress is not None:
+            progress(done, len(bins))
+    return files, rows
+
+
+def _bins(source: PyIcebergTable, planned: list[FileScanTask]) -> list[list[FileScanTask]]:
+    return packed(planned, SplitSizes.of(source.properties, {}), splits=False)
+
+
+def _planned(table: PyIcebergTable) -> list[FileScanTask]:
+    if MAIN_BRANCH not in table.metadata.refs:
+        return []
+    return sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
+
+
+# The journal
+
+
+def _journal(target: Table, job: str, part: list[FileScanTask]) -> str:
+    return target.location_provider().new_metadata_location(f"{job}-{digest(part)}.json")
+
+
+def _note(target: Table, job: str, part: list[FileScanTask], envelope: Envelope, result: Rewritten) -> None:
+    key = {
+        "master-key-id": envelope.master_key_id,
+        "wrapped-kek": base64.b64encode(envelope.wrapped_kek).decode(),
+        "salt": base64.b64encode(envelope.salt).decode(),
+    }
+    with plain_io(target.io).new_output(_journal(target, job, part)).create(overwrite=True) as stream:
+        stream.write(json.dumps({"key": key, **to_json(result)}).encode())
+
+
+def _noted(target: Table, job: str, part: list[FileScanTask]) -> tuple[list[DataFile], int] | None:
+    """What a task wrote that was finished before. What is noted but not as it should be is done again."""
+    plain = plain_io(target.io)
+    note = plain.new_input(_journal(target, job, part))
+    if not note.exists():
+        return None
+    try:
+        with note.open() as stream:
+            entry = json.loads(stream.read())
+        key = {name: str(value) for name, value in entry["key"].items()}
+        envelope = Envelope(
+            target.catalog.name,
+            kms_of(target.catalog),
+            key["master-key-id"],
+            base64.b64decode(key["wrapped-kek"]),
+            base64.b64decode(key["salt"]),
+        )
+        result = from_json(entry)
+        opened = opened_here(envelope, target).open_entries(result.files)
+    except (EncryptionError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    files = [found.data_file for found in opened]
+    is_whole = sum(file.record_count for file in files) == result.rows
+    if is_whole and all(plain.new_input(file.file_path).exists() for file in files):
+        return files, result.rows
+    return None
+
+
+def _clean_up(table: Table, job: str) -> None:
+    """The journal, and the files of attempts that came to nothing."""
+    sweep(table, job)
+    plain = plain_io(table.io)
+    notes = files_below(plain, table.location_provider().metadata_path)
+    _delete(plain, (file.location for file in notes if file.location.rpartition("/")[2].startswith(job)))
+
+
+# Beside the source
+
+
+def _target(
+    source: PyIcebergTable, catalog: EncryptingCatalog, identifier: str | Identifier, properties: dict[str, str]
+) -> Table:
+    if not properties.get(KEY_ID):
+        raise ConfigurationError(f"Which master key? Give {KEY_ID} among the properties")
+    with contextlib.suppress(NoSuchTableError):
+        found = _loaded(catalog, identifier)
+        if found.properties.get(JOB) != properties[JOB]:
+            raise UsageError(f"{'.'.join(found.name())} exists, and was not made to encrypt this table")
+        return found
+    catalog.create_table(
+        identifier,
+        source.schema(),
+        partition_spec=source.spec(),
+        sort_order=source.sort_order(),
+        properties=properties,
+    )
+    return _loaded(catalog, identifier)
+
+
+def _carried_over(source: PyIcebergTable) -> dict[str, str]:
+    left_out = (TableProperties.FORMAT_VERSION, NAME_MAPPING)
+    return {name: value for name, value in source.properties.items() if name not in left_out}
+
+
+# In its place
+
+
+def _becoming(catalog: EncryptingCatalog, table: Table, start: StartEncryptionUpdate) -> Table:
+    """The table as it will be, without the snapshots that are in plaintext. No catalog has it yet."""
+    metadata = update_table_metadata(table.metadata, (start,))
+    without: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "refs": {}, "current_snapshot_id": None}
+    metadata = metadata.model_copy(update={**without, "statistics": [], "partition_statistics": []})
+    return Table(table.name(), metadata, table.metadata_location, catalog._io(metadata, table.io), catalog)
+
+
+def _commit_encryption(
+    catalog: EncryptingCatalog,
+    table: Table,
+    becoming: Table,
+    start: StartEncryptionUpdate,
+    added: list[DataFile],
+    job: str,
+) -> None:
+    transaction = Transaction(becoming)
+    producer = ReplaceFiles(transaction, MAIN_BRANCH, {JOB: job})
+    with producer:
+        for file in added:
+            producer.append_data_file(file)
+    head = table.metadata.refs.get(MAIN_BRANCH)
+    requirements = (
+        AssertTableUUID(uuid=table.metadata.table_uuid),
+        AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=head.snapshot_id if head else None),
+    )
+    try:
+        catalog.commit_table(table, requirements, (start, *transaction._updates))
+    except (CommitFailedException, ValidationException):
+        producer._clean_all_uncommitted()
+        raise
+
+
+def _check_is_plain(table: PyIcebergTable) -> None:
+    if table.properties.get(KEY_ID):
+        raise UsageError(f"{'.'.join(table.name())} is encrypted already; rekey writes it again under new keys")
+
+
+def _check_can_be_replaced(table: Table) -> None:
+    others = sorted(name for name in table.metadata.refs if name != MAIN_BRANCH)
+    if others:
+        raise UsageError(
+            f"{'.'.join(table.name())} has other branches or tags ({', '.join(others)}), whose snapshots would stay in "
+            "plaintext: remove them first, or encrypt into another table"
+        )
+
+
+def _checked(report: Report) -> Report:
+    if not report.ok:
+        raise IntegrityError(f"The encrypted table did not pass verification, and nothing was deleted. {report}")
+    return report
+
+
+def _only(table: Table, snapshots: list[Snapshot]) -> Table:
+    ids = {snapshot.snapshot_id for snapshot in snapshots}
+    metadata = table.metadata
+    statistics = [file for file in metadata.statistics if file.snapshot_id in ids]
+    of_partitions = [file for file in metadata.partition_statistics if file.snapshot_id in ids]
+    update: dict[str, Any] = {
+        "snapshots": snapshots,
+        "statistics": statistics,
+        "partition_statistics": of_partitions,
+    }
+    return Table(
+        table.name(), metadata.model_copy(update=update), table.metadata_location, table.io, table.catalog, table.config
+    )
+
+
+def _delete_plaintext(table: Table, old: list[Snapshot], new: list[Snapshot]) -> int:
+    """Data first, and what leads to it last, so that a job which is broken off finds the rest when it is run again."""
+    plain = plain_io(table.io)
+    kept = {
+        entry.data_file.file_path
+        for snapshot in new
+        for manifest in snapshot.manifests(table.io)
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+    }
+    manifests: dict[str, None] = {}
+    files: dict[str, None] = {}
+    for snapshot in old:
+        with contextlib.suppress(FileNotFoundError):
+            for manifest in snapshot.manifests(plain):
+                manifests[manifest.manifest_path] = None
+                with contextlib.suppress(FileNotFoundError):
+                    for entry in manifest.fetch_manifest_entry(plain, discard_deleted=False):
+                        files[entry.data_file.file_path] = None
+    statistics = [
+        file.statistics_path
+        for file in chain(table.metadata.statistics, table.metadata.partition_statistics)
+        if file.snapshot_id in {snapshot.snapshot_id for snapshot in old}
+    ]
+    lists = [snapshot.manifest_list for snapshot in old]
+    return _delete(plain, (path for path in chain(files, manifests, lists, statistics) if path not in kept))
+
+
+def _delete(io: FileIO, locations: Iterable[str]) -> int:
+    deleted = 0
+    for location in locations:
+        with contextlib.suppress(FileNotFoundError):
+            plain_io(io).delete(location)
+            deleted += 1
+    return deleted
+
+
+def _loaded(catalog: EncryptingCatalog, identifier: str | Identifier) -> Table:
+    return checked(catalog.load_table(identifier))

@@ -1,0 +1,151 @@
+"""Files in a table's folders that nothing leads to: left by writers that failed, and by snapshots that expired."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import zlib
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.locations import load_location_provider
+
+from pyiceberg_encryption.errors import UsageError
+from pyiceberg_encryption.pipeline.engine import LocalEngine
+from pyiceberg_encryption.pipeline.listing import files_below
+from pyiceberg_encryption.table import reached
+from pyiceberg_encryption.table.file_io import plain_io
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyiceberg.io import FileIO
+    from pyiceberg.table.metadata import TableMetadata
+
+    from pyiceberg_encryption.pipeline.listing import StoredFile
+    from pyiceberg_encryption.table.table import Table
+
+OLDER_THAN = timedelta(days=3)  # Iceberg Java: DeleteOrphanFilesSparkAction
+SHORTEST_INTERVAL = timedelta(hours=24)  # Iceberg Java: RemoveOrphanFilesProcedure
+METADATA_ENDING = ".metadata.json"
+_BEGINNING_LENGTH = 64 * 1024
+_TABLE_UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
+_SCHEME_AND_AUTHORITY = re.compile(r"[A-Za-z][\w+.-]*:(//[^/]*)?")
+
+
+def remove_orphan_files(
+    table: Table,
+    *,
+    location: str | None = None,
+    older_than: timedelta = OLDER_THAN,
+    dry_run: bool = False,
+    no_commits_under_way: bool = False,
+) -> list[str]:
+    """Deletes the files below `location` to which no snapshot leads, and returns where they were.
+
+    What is kept: all files of all snapshots that have not expired, the metadata file and those of its log, statistics,
+    what was last changed within `older_than` or at a time that the storage does not tell, and what begins with a dot
+    or an underscore, since that belongs to other programs. If any of the metadata, manifest lists and manifests cannot
+    be read and proven, nothing is deleted.
+
+    `location` is the table's own, if it is not given, or a folder within it, or within what `write.data.path` and
+    `write.metadata.path` name. The files of a commit under way look like orphans. So an interval below 24 hours is
+    refused, but if the caller knows that there is none.
+
+    Tables have to have their folders to themselves. If the metadata of another table lies below `location`, nothing is
+    deleted. A table whose metadata lies elsewhere cannot be seen there: do not name a folder that several tables share
+    as their `write.data.path`, and do not have two catalogs commit to one table.
+    """
+    if older_than < SHORTEST_INTERVAL and not no_commits_under_way:
+        raise UsageError(
+            f"Files of a commit under way look like orphans. Set older_than to {SHORTEST_INTERVAL} or more, or "
+            "no_commits_under_way to True if nothing writes to the table"
+        )
+    own = folders(table.metadata)
+    if location is not None and (".." in location or not any(_is_below(location, folder) for folder in own)):
+        raise UsageError(f"{location} is not a folder of {'.'.join(table.name())}, which has {own}")
+    folder = location or table.metadata.location
+    plain = plain_io(table.io)
+    latest = datetime.now(timezone.utc) - older_than
+    listed = list(files_below(plain, folder))
+    table.refresh()  # after the listing: what is committed in between is no orphan
+    found = unreached(table, listed, _reached_by(table))
+    _check_no_other_table(table, plain, (file.location for file in found))
+    removed = [
+        file.location
+        for file in found
+        if file.changed is not None and file.changed <= latest and not _is_hidden(file.location, folder)
+    ]
+    for name in () if dry_run else removed:
+        with contextlib.suppress(FileNotFoundError):
+            plain.delete(name)
+    return removed
+
+
+def folders(metadata: TableMetadata) -> list[str]:
+    """Where the files of a table are, but for those that were added from elsewhere. None lies within another."""
+    provider = load_location_provider(metadata.location, metadata.properties)
+    found: list[str] = []
+    for folder in (metadata.location, provider.data_path, provider.metadata_path):
+        if not any(_is_below(folder, other) for other in found):
+            found = [other for other in found if not _is_below(other, folder)] + [folder]
+    return found
+
+
+def unreached(table: Table, listed: Iterable[StoredFile], locations: Iterable[str]) -> list[StoredFile]:
+    """Those that are not among the locations, nor where a table without a catalog has its newest version."""
+    provider = load_location_provider(table.metadata.location, table.metadata.properties)
+    places = {_place(location) for location in locations}
+    places.add(_place(f"{provider.metadata_path}/version-hint.text"))
+    return [file for file in listed if _place(file.location) not in places]
+
+
+def _reached_by(table: Table) -> Iterator[str]:
+    metadata = table.metadata
+    if not table.metadata_location:
+        raise UsageError(f"The catalog does not say where the metadata of {'.'.join(table.name())} is")
+    yield from reached.metadata_files(metadata, table.metadata_location)
+    yield from reached.statistics_files(metadata)
+    yield from (snapshot.manifest_list for snapshot in metadata.snapshots)
+    manifests = reached.manifests(metadata, table.io)
+    yield from (manifest.manifest_path for manifest in manifests)
+    yield from (entry.data_file.file_path for entry in reached.entries(manifests, table.io))
+
+
+def _check_no_other_table(table: Table, plain: FileIO, locations: Iterable[str]) -> None:
+    own = str(table.metadata.table_uuid)
+    others = [location for location in locations if location.endswith(METADATA_ENDING)]
+    for location, owner in zip(others, LocalEngine().run(partial(_table_uuid, plain), others), strict=True):
+        if owner != own:
+            raise UsageError(
+                f"{location} is the metadata of another table, or of no known one, so nothing was deleted: it is not "
+                "known whose files lie there. If that table was dropped, delete what it left behind first"
+            )
+
+
+def _table_uuid(plain: FileIO, location: str) -> str | None:
+    """From the beginning of a metadata file, where all writers have it."""
+    with plain.new_input(location).open() as stream:
+        beginning = bytes(stream.read(_BEGINNING_LENGTH))
+    if location.endswith(f".gz{METADATA_ENDING}"):
+        with contextlib.suppress(zlib.error):
+            beginning = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(beginning, _BEGINNING_LENGTH)
+    found = _TABLE_UUID.search(beginning)
+    return found[1].decode() if found else None
+
+
+def _place(location: str) -> str:
+    """Where a file is, without the scheme and authority that engines write differently. Two files that differ in these
+    alone count as one, and are kept."""
+    return re.sub("/+", "/", "/" + _SCHEME_AND_AUTHORITY.sub("", location, count=1))
+
+
+def _is_below(folder: str, other: str) -> bool:
+    return f"{folder.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
+
+
+def _is_hidden(location: str, folder: str) -> bool:
+    """As in Iceberg Java's PartitionAwareHiddenPathFilter, but for partitions of any name."""
+    parts = location.removeprefix(folder).split("/")
+    return any(part.startswith((".", "_")) and "=" not in part for part in parts)
