@@ -31,6 +31,7 @@ SHORTEST_INTERVAL = timedelta(hours=24)  # Iceberg Java: RemoveOrphanFilesProced
 METADATA_ENDING = ".metadata.json"
 _BEGINNING_LENGTH = 64 * 1024
 _TABLE_UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
+_CHECKSUMS = re.compile(r"/\.([^/]+)\.crc$")
 _SCHEME_AND_AUTHORITY = re.compile(r"[A-Za-z][\w+.-]*:(//[^/]*)?")
 
 
@@ -94,11 +95,12 @@ def folders(metadata: TableMetadata) -> list[str]:
 
 
 def unreached(table: Table, listed: Iterable[StoredFile], locations: Iterable[str]) -> list[StoredFile]:
-    """Those that are not among the locations, nor where a table without a catalog has its newest version."""
+    """Those that are not among the locations, nor their checksums, nor where tables without a catalog have their newest
+    version."""
     provider = load_location_provider(table.metadata.location, table.metadata.properties)
     places = {_place(location) for location in locations}
     places.add(_place(f"{provider.metadata_path}/version-hint.text"))
-    return [file for file in listed if _place(file.location) not in places]
+    return [file for file in listed if places.isdisjoint({_place(file.location), _checksummed(_place(file.location))})]
 
 
 def _reached_by(table: Table) -> Iterator[str]:
@@ -139,6 +141,11 @@ def _place(location: str) -> str:
     """Where a file is, without the scheme and authority that engines write differently. Two files that differ in these
     alone count as one, and are kept."""
     return re.sub("/+", "/", "/" + _SCHEME_AND_AUTHORITY.sub("", location, count=1))
+
+
+def _checksummed(place: str) -> str:
+    """Which file this one has the checksums of, if so. Hadoop keeps them beside each file on local disks."""
+    return _CHECKSUMS.sub(r"/\1", place)
 
 
 def _is_below(folder: str, other: str) -> bool:

@@ -14,7 +14,13 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEn
 from pyiceberg.table import FileScanTask
 from pyiceberg.utils.bin_packing import PackingIterator
 
-from pyiceberg_encryption.errors import FormatError, IntegrityError, UsageError
+from pyiceberg_encryption.errors import (
+    ConfigurationError,
+    FormatError,
+    IntegrityError,
+    KmsUnavailableError,
+    UsageError,
+)
 from pyiceberg_encryption.pipeline.engine import LocalEngine, engine_for
 from pyiceberg_encryption.pipeline.listing import files_below
 from pyiceberg_encryption.pipeline.orphans import OLDER_THAN, folders, unreached
@@ -64,6 +70,8 @@ def verify(
 
     With `orphans`, files in the table's folders that no snapshot leads to are findings too, if they were last changed
     before `older_than`. Where tables share a folder, the files of one look orphaned to the other.
+
+    What is wrong with a file, or with the storage, is in the report. A KMS that cannot be reached is an error.
     """
     if not isinstance(table.io, EncryptedFileIO):
         return _plain_table(table)
@@ -77,7 +85,7 @@ def verify(
 
 def _plain_table(table: Table) -> Report:
     finding = Finding(
-        "plaintext", table.metadata.location, "The table is not encrypted, so that nothing proves its files"
+        "plaintext", table.metadata.location, "the table is not encrypted, so that nothing proves its files"
     )
     return Report(
         ".".join(table.name()),
@@ -160,6 +168,8 @@ class _Verification:
         """Why they were not looked for, if so."""
         if not self._reaches_all:
             return "not all of the manifests could be read, and what they list would look orphaned"
+        if not self._table.metadata_location:
+            return "the catalog does not say where the metadata is, which would look orphaned"
         latest = datetime.now(timezone.utc) - older_than
         for folder in folders(self._table.metadata):
             try:
@@ -167,11 +177,11 @@ class _Verification:
             except UsageError as error:
                 return str(error)
             except Exception as error:
-                self._find(Finding("unreadable", folder, f"The folder cannot be listed: {_named(error)}"))
+                self._find(Finding("unreadable", folder, f"the folder cannot be listed: {_named(error)}"))
                 continue
             for file in unreached(self._table, listed, self._reached):
                 if file.changed is None or file.changed <= latest:
-                    self._find(Finding("orphaned", file.location, "Nothing that the metadata names leads there"))
+                    self._find(Finding("orphaned", file.location, "nothing that the metadata names leads there"))
         return None
 
     def report(self, orphans_not_sought: str | None) -> Report:
@@ -213,7 +223,7 @@ class _Verification:
                 self._reach(path, "manifest", manifest.manifest_length, self._keks_of(snapshot))
                 same = known.setdefault(path, manifest)
                 if manifest.key_metadata is None:
-                    self._find(Finding("plaintext", path, "Its manifest list has no key for it"))
+                    self._find(Finding("plaintext", path, "its manifest list has no key for it"))
                     self._reaches_all = False
                     self._advance(path)
                 elif same is manifest:
@@ -257,14 +267,15 @@ class _Verification:
             kind: FileKind = "data" if file.content == DataFileContent.DATA else "delete"
             self._reach(path, kind, file.file_size_in_bytes, keks)
             if file.key_metadata is None:
-                self._find(Finding("plaintext", path, "Its manifest has no key for it"))
+                self._find(Finding("plaintext", path, "its manifest has no key for it"))
                 if not self._io.keys.admits_plaintext_data:
                     self._advance(path)
                     continue
             try:
                 same = known.setdefault(path, {}).setdefault(_place_in_file(file), file)
             except FormatError as error:
-                self._find(Finding("damaged", path, str(error)))
+                self._find(Finding("damaged", path, _without(path, error)))
+                self._advance(path)
                 continue
             if not _is_same(same, file):
                 self._find(_contradiction(path))
@@ -333,16 +344,17 @@ def _examined(io: EncryptedFileIO, location: str, look: Callable[[EncryptedFileI
     watched = WatchedFileIO(io.plain)
     try:
         return look(EncryptedFileIO(watched, io.keys))
+    except (ConfigurationError, KmsUnavailableError):
+        raise  # whatever the file
     except Exception as error:
         if isinstance(watched.failure, FileNotFoundError):
-            return Finding("missing", location, "There is no such file")
+            return Finding("missing", location, "there is no such file")
         if watched.failure is not None:
-            return Finding("unreadable", location, f"The storage failed: {_named(watched.failure)}")
-        if isinstance(error, NotImplementedError) or not isinstance(error, _SIGNS_OF_DAMAGE):
+            return Finding("unreadable", location, f"the storage failed: {_named(watched.failure)}")
+        if isinstance(error, (NotImplementedError, MemoryError)) or not isinstance(error, _SIGNS_OF_DAMAGE):
             return Finding("unreadable", location, _named(error))
-        if looks_plain(io, location):
-            return Finding("plaintext", location, f"It is not encrypted: {error}")
-        return Finding("damaged", location, str(error))
+        problem: Problem = "plaintext" if looks_plain(io, location) else "damaged"
+        return Finding(problem, location, _without(location, error))
 
 
 def _metadata_file(io: EncryptedFileIO, location: str) -> tuple[int, bool]:
@@ -355,8 +367,8 @@ def _statistics_file(io: EncryptedFileIO, location: str) -> tuple[int, Finding]:
     with file.open() as stream:
         begins = bytes(stream.read(4))
     if begins in ENCRYPTED_BEGINNINGS:
-        return len(file), Finding("unreadable", location, "It is encrypted, and nothing says by which key")
-    return len(file), Finding("plaintext", location, "Statistics are not encrypted")
+        return len(file), Finding("unreadable", location, "it is encrypted, and nothing says by which key")
+    return len(file), Finding("plaintext", location, "statistics are not encrypted")
 
 
 def _manifest_list(
@@ -404,8 +416,13 @@ def _have_same_key(one: DataFile | ManifestFile, other: DataFile | ManifestFile)
 
 def _contradiction(path: str) -> Finding:
     return Finding(
-        "damaged", path, "It is listed twice, with another key, length or number of rows, so that one is wrong"
+        "damaged", path, "it is listed twice, with another key, length or number of rows, so that one is wrong"
     )
+
+
+def _without(location: str, error: Exception) -> str:
+    """What an error says of a file that is named beside it."""
+    return str(error).removeprefix(location).lstrip(":, ")
 
 
 def _named(error: Exception) -> str:

@@ -18,6 +18,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table.statistics import StatisticsFile
 from pyiceberg.transforms import IdentityTransform
 
+from pyiceberg_encryption.errors import ConfigurationError, KmsAccessDeniedError, KmsUnavailableError
 from pyiceberg_encryption.pipeline import sealed
 from pyiceberg_encryption.pipeline import verify as verify_module
 from pyiceberg_encryption.pipeline.report import Finding, Report
@@ -43,6 +44,7 @@ from tests.table_support import (
 from tests.test_golden_tables_in_pyiceberg import NAMES as GOLDEN_NAMES
 from tests.test_golden_tables_in_pyiceberg import TABLES as GOLDEN_TABLES
 from tests.test_golden_tables_in_pyiceberg import _load as load_golden
+from tests.threats.test_table_kms import FAILING, FailingClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -351,13 +353,26 @@ def listed_without_key(table: Table) -> list[str]:
     return [manifest.manifest_path for manifest in manifests(table) if manifest.key_metadata is None]
 
 
-def test_a_key_management_service_that_is_down(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_key_that_is_another_one(lake: Lake) -> None:
     lake.create()
     table = lake.load(**{"kms.memory.key.keyA": MEMORY_PROPERTIES["kms.memory.key.keyB"]})
-    lists = {snapshot.manifest_list for snapshot in snapshots(table)}
-    report = verify(table)
-    assert {finding.path for finding in report.findings} == lists
-    assert report.exit_code == 1
+    assert problems(verify(table)) == {("damaged", snapshot.manifest_list) for snapshot in snapshots(table)}
+
+
+def test_a_key_management_service_that_denies(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FailingClient, "error", KmsAccessDeniedError("no"), raising=False)
+    lake.create()
+    table = lake.load(**FAILING)
+    assert problems(verify(table)) == {("unreadable", snapshot.manifest_list) for snapshot in snapshots(table)}
+
+
+def test_a_key_management_service_that_is_down_or_not_configured(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FailingClient, "error", KmsUnavailableError("down"), raising=False)
+    lake.create()
+    with pytest.raises(KmsUnavailableError):
+        verify(lake.load(**FAILING))
+    with pytest.raises(ConfigurationError):
+        verify(lake.load(**{"encryption.kms-type": ""}))
 
 
 @pytest.mark.parametrize("setting", ["refuse", "admit"])
