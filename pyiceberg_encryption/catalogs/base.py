@@ -10,7 +10,7 @@ from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 from pyiceberg.utils.config import Config
 
 from pyiceberg_encryption import process
-from pyiceberg_encryption.errors import IntegrityError
+from pyiceberg_encryption.errors import IntegrityError, UsageError
 from pyiceberg_encryption.kek_cache import KekCache
 from pyiceberg_encryption.kms import load_kms_client
 from pyiceberg_encryption.table import metadata_files, policy, reached
@@ -135,6 +135,12 @@ def _check_vouched(identifier: Identifier, metadata: TableMetadata, vouched: Vou
 def _without_secrets(properties: dict[str, Any]) -> dict[str, Any]:
     """A catalog's properties are passed on and shown in many places, where keys and passphrases have no business."""
     return {name: value for name, value in properties.items() if not name.startswith(KMS_PREFIX)}
+
+
+def checked(catalog: Catalog) -> EncryptingCatalog:
+    if not isinstance(catalog, EncryptingCatalog):
+        raise UsageError(f"Catalog {catalog.name!r} has to be loaded by pyiceberg_encryption.load_catalog")
+    return catalog
 
 
 def name_of(identifier: str | Identifier) -> str:

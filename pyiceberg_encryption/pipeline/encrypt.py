@@ -23,6 +23,8 @@ from pyiceberg.table.update import (
     update_table_metadata,
 )
 
+from pyiceberg_encryption.catalogs.base import EncryptingCatalog
+from pyiceberg_encryption.catalogs.base import checked as checked_catalog
 from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, IntegrityError, UsageError
 from pyiceberg_encryption.pipeline.commit import Once, commit, sweep
 from pyiceberg_encryption.pipeline.engine import engine_for
@@ -48,6 +50,7 @@ from pyiceberg_encryption.table.transaction import Transaction
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import FileScanTask
@@ -56,7 +59,6 @@ if TYPE_CHECKING:
     from pyiceberg.typedef import Identifier
     from pyspark.sql import SparkSession
 
-    from pyiceberg_encryption.catalogs import EncryptingCatalog
     from pyiceberg_encryption.pipeline.report import Report
 
 JOB = "pyiceberg-encryption.encrypted-from"  # of a snapshot's summary, and of a table made for the purpose
@@ -74,7 +76,7 @@ class Encrypted:
 
 def encrypt_into(
     source: PyIcebergTable,
-    catalog: EncryptingCatalog,
+    catalog: Catalog,
     identifier: str | Identifier,
     *,
     properties: Mapping[str, str],
@@ -88,6 +90,7 @@ def encrypt_into(
     nothing once it is done.
     """
     _check_is_plain(source)
+    catalog = checked_catalog(catalog)
     job = f"encrypt-{source.metadata.table_uuid.hex}"
     target = _target(source, catalog, identifier, {**_carried_over(source), **properties, JOB: job})
     planned = _planned(source)
@@ -100,7 +103,7 @@ def encrypt_into(
 
 
 def encrypt_in_place(
-    catalog: EncryptingCatalog,
+    catalog: Catalog,
     identifier: str | Identifier,
     *,
     key: str,
@@ -114,6 +117,7 @@ def encrypt_in_place(
     then the files in plaintext are deleted and the old snapshots expired. Run again, it goes on where it stopped.
     Between the commit and the end nobody else can write to the table.
     """
+    catalog = checked_catalog(catalog)
     table = _loaded(catalog, identifier)
     job = f"encrypt-{table.metadata.table_uuid.hex}"
     added, rows, planned = 0, 0, 0

@@ -20,7 +20,7 @@ from pyiceberg.io import load_file_io
 from pyiceberg.typedef import Record
 from pyiceberg.utils.config import Config
 
-from pyiceberg_encryption.catalogs import EncryptingCatalog
+from pyiceberg_encryption.catalogs.base import checked
 from pyiceberg_encryption.ciphers import AesGcm
 from pyiceberg_encryption.errors import ConfigurationError, UsageError
 from pyiceberg_encryption.kek_cache import KekCache
@@ -187,9 +187,7 @@ def opened_here(envelope: Envelope, table: Table) -> RemoteTable:
 
 def kms_of(catalog: Catalog) -> tuple[tuple[str, str], ...]:
     """The settings of a catalog's KMS that are no secrets."""
-    if not isinstance(catalog, EncryptingCatalog):
-        raise UsageError("Load the table from a catalog: what works for this process has to find the same KMS")
-    return tuple(sorted(public_properties(catalog.kms_properties).items()))
+    return tuple(sorted(public_properties(checked(catalog).kms_properties).items()))
 
 
 @lru_cache(maxsize=16)
