@@ -11,7 +11,7 @@ demo: $(VENV)/.installed                 ## the main job on an embedded default:
 
 test: $(VENV)/.installed-test            ## all tests, those against Iceberg Java and real servers too
 	@nice $(VENV)/bin/python -m integration.tools &
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile
 
 test-containers: $(VENV)/.installed-test ## the tests of integration/ against the servers of docker-compose.yml
 	@mkdir -p /tmp/pyiceberg-encryption/s3 /tmp/pyiceberg-encryption/rest /tmp/pyiceberg-encryption/hive

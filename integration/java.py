@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from integration.tools import ToolUnavailableError
 
 if TYPE_CHECKING:
@@ -65,7 +67,9 @@ def class_path_for_clouds() -> list[Path]:
 def jars(list_: str) -> list[Path]:
     """The jars that a list in `jars` names, in the cache, and known to be those that are meant."""
     lines = (HERE / "jars" / f"{list_}.txt").read_text().splitlines()
-    return [_jar(*line.split()) for line in lines if line and not line.startswith("#")]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with FileLock(CACHE / "jars.lock"):
+        return [_jar(*line.split()) for line in lines if line and not line.startswith("#")]
 
 
 def compiled(folder: Path, libraries: list[Path]) -> Path:
@@ -73,14 +77,19 @@ def compiled(folder: Path, libraries: list[Path]) -> Path:
     sources = sorted(folder.glob("*.java"))
     inputs = [*(source.read_bytes() for source in sources), *(library.name.encode() for library in libraries)]
     classes = CACHE / f"classes-{hashlib.sha256(b''.join(inputs)).hexdigest()[:16]}"
-    if not classes.exists():
-        (compiler,) = jars("compiler")
-        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            out = Path(scratch) / "classes"
-            command = [java_command(), "-jar", str(compiler), "-17", "-nowarn", "-d", str(out)]
-            subprocess.run([*command, "-cp", joined(libraries), *map(str, sources)], check=True)
-            out.replace(classes)
+    (compiler,) = jars("compiler")
+    with FileLock(CACHE / "classes.lock"):
+        if not classes.exists():
+            _compile(sources, libraries, compiler, classes)
     return classes
+
+
+def _compile(sources: list[Path], libraries: list[Path], compiler: Path, classes: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        out = Path(scratch) / "classes"
+        command = [java_command(), "-jar", str(compiler), "-17", "-nowarn", "-d", str(out)]
+        subprocess.run([*command, "-cp", joined(libraries), *map(str, sources)], check=True)
+        out.replace(classes)
 
 
 def joined(paths: Iterable[Path]) -> str:
@@ -140,7 +149,6 @@ def _jar(coordinate: str, sha256: str) -> Path:
             from jgo.maven import MavenContext
         except ImportError:
             raise JavaUnavailableError(f"{jar.name} is not in {CACHE}: `pip install jgo` to have it fetched") from None
-        jar.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             component = MavenContext(repo_cache=Path(folder), timeout=120).project(group, artifact).at_version(version)
             try:

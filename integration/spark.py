@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
 from pyiceberg.typedef import EMPTY_DICT
 
 from integration import java, servers
@@ -150,8 +151,11 @@ def java_home() -> Path:
         return command.parent.parent
     wrapper = java.CACHE / "java-for-spark" / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    wrapper.write_text(WRAPPER.format(option=f"--add-modules={VECTOR_MODULE}", command=command))
-    wrapper.chmod(0o755)
+    with FileLock(java.CACHE / "java-for-spark.lock"):
+        text = WRAPPER.format(option=f"--add-modules={VECTOR_MODULE}", command=command)
+        if not wrapper.exists() or wrapper.read_text() != text:
+            wrapper.write_text(text)
+            wrapper.chmod(0o755)
     return wrapper.parent.parent
 
 
@@ -175,9 +179,10 @@ def _sqlite() -> Path:
 def _test_kms() -> Path:
     """Java's test KMS alone: the rest of the jar that holds it would stand in Spark's way."""
     small = java.CACHE / "test-kms.jar"
-    if not small.exists():
-        (tests,) = (jar for jar in java.jars("peer") if jar.name.endswith("-tests.jar"))
-        with zipfile.ZipFile(tests) as source, zipfile.ZipFile(small, "w") as target:
-            for name in TEST_KMS:
-                target.writestr(name, source.read(name))
+    (tests,) = (jar for jar in java.jars("peer") if jar.name.endswith("-tests.jar"))
+    with FileLock(java.CACHE / "test-kms.lock"):
+        if not small.exists():
+            with zipfile.ZipFile(tests) as source, zipfile.ZipFile(small, "w") as target:
+                for name in TEST_KMS:
+                    target.writestr(name, source.read(name))
     return small
