@@ -101,8 +101,8 @@ class StreamReader(DataSourceStreamReader):
         option = {Operation.DELETE: names.SKIP_DELETES, Operation.OVERWRITE: names.SKIP_OVERWRITES}.get(operation)
         if option is not None and not self._options.flag(option, False):
             raise UsageError(
-                f"Snapshot {snapshot.snapshot_id} is a {operation.value}, whose changes a stream cannot pass on. Set "
-                f"{option} to true to leave it out"
+                f"Snapshot {snapshot.snapshot_id} has the operation {operation.value}, whose changes a stream cannot pass "
+                f"on. Set {option} to true to leave it out"
             )
 
 
