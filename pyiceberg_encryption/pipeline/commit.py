@@ -13,6 +13,7 @@ from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from pyiceberg_encryption.errors import UsageError
+from pyiceberg_encryption.pipeline.data_writer import partition_name
 from pyiceberg_encryption.pipeline.listing import files_below
 from pyiceberg_encryption.table import reached
 from pyiceberg_encryption.table.file_io import plain_io
@@ -105,8 +106,14 @@ def _attempt(
     replaced = list(_replaced(table, added, overwrite, branch)) if overwrite is not None else []
     if not added and not replaced:
         return False
+
+    def check_again(metadata: TableMetadata) -> None:
+        check(metadata)
+        if overwrite is not None:
+            raise ValidationException("The table was changed after it was planned what is overwritten")
+
     transaction = Transaction(table)
-    transaction.before_retry = check
+    transaction.before_retry = check_again
     producer: _SnapshotProducer[Any]
     if replaced:
         producer = transaction.update_snapshot(properties, branch).overwrite()
@@ -130,14 +137,14 @@ def _replaced(table: Table, added: list[DataFile], overwrite: Overwrite, branch:
     if overwrite.is_dynamic:
         if metadata.spec().is_unpartitioned():
             raise UsageError("The table has no partitions that could be overwritten dynamically")
-        partitions = {file.partition for file in added}
+        partitions = {partition_name(file.partition) for file in added}
         for task in tasks:
             if task.file.spec_id != metadata.default_spec_id:
                 raise UsageError(
                     f"{task.file.file_path} was written with another partition spec, so that its rows may belong to "
                     "partitions that are to be overwritten. Overwrite by a filter, or the whole table"
                 )
-            if task.file.partition in partitions:
+            if partition_name(task.file.partition) in partitions:
                 yield task.file
         return
     whole = _StrictMetricsEvaluator(metadata.schema(), overwrite.row_filter).eval

@@ -62,11 +62,24 @@ class _File:
 
 
 class _Key(PartitionKey):
-    """Of any spec, also of one that has two fields of the same column, which PyIceberg's own refuses."""
+    """Of any spec, also of one that has two fields of the same column, or buckets of times, which PyIceberg's own
+    refuses."""
 
     @cached_property
     def partition(self) -> Record:
-        return Record(*(partition_record_value(value.field, value.value, self.schema) for value in self.field_values))
+        return Record(
+            *(
+                value.value
+                if isinstance(value.value, int)
+                else partition_record_value(value.field, value.value, self.schema)
+                for value in self.field_values
+            )
+        )
+
+
+def partition_name(partition: Record) -> str:
+    """What tells partitions apart. As values they do not do, for NaN is not equal to itself, and -0.0 to 0.0."""
+    return repr([partition[position] for position in range(len(partition))])
 
 
 class DataFileWriter:
@@ -95,8 +108,8 @@ class DataFileWriter:
             metadata, TableProperties.PARQUET_ROW_GROUP_LIMIT, TableProperties.PARQUET_ROW_GROUP_LIMIT_DEFAULT
         )
         self._locations = load_location_provider(metadata.location, properties)
-        self._open: dict[Record | None, _Open] = {}
-        self._closed: set[Record | None] = set()
+        self._open: dict[str | None, _Open] = {}
+        self._closed: set[str | None] = set()
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._written: list[DataFile] = []
@@ -146,7 +159,7 @@ class DataFileWriter:
             self._write_waiting(max(self._open.values(), key=lambda partition: partition.waiting_bytes))
 
     def _add(self, key: PartitionKey | None, rows: pa.Table) -> None:
-        name = None if key is None else key.partition
+        name = None if key is None else partition_name(key.partition)
         if name not in self._open:
             self._begin(name, key)
         partition = self._open[name]
@@ -155,7 +168,7 @@ class DataFileWriter:
         if partition.waiting_bytes >= ROW_GROUP_BYTES or sum(map(len, partition.waiting)) >= self._row_group_rows:
             self._write_waiting(partition)
 
-    def _begin(self, name: Record | None, key: PartitionKey | None) -> None:
+    def _begin(self, name: str | None, key: PartitionKey | None) -> None:
         if not self._fanout:
             if name in self._closed:
                 raise UsageError(
@@ -175,7 +188,7 @@ class DataFileWriter:
         if partition.file.writer.position >= self._target:  # type: ignore[attr-defined]
             self._finish_file(partition)
 
-    def _close(self, name: Record | None) -> None:
+    def _close(self, name: str | None) -> None:
         partition = self._open[name]
         if partition.waiting:
             self._write_waiting(partition)
@@ -267,7 +280,10 @@ def partitions(metadata: TableMetadata, rows: pa.Table) -> Iterator[tuple[Partit
         if column is None:
             raise UsageError(f"The table is partitioned by {field.name}, whose column is gone: evolve its spec first")
         transform = field.transform.pyarrow_transform(schema.find_field(field.source_id).field_type)
-        values.append(transform(_get_field_from_arrow_table(rows, column)))
+        transformed = transform(_get_field_from_arrow_table(rows, column))
+        # Arrow groups by no UUIDs, but by what they are stored as.
+        is_uuid = isinstance(transformed.type, pa.UuidType)
+        values.append(transformed.cast(transformed.type.storage_type) if is_uuid else transformed)
     keys = pa.table([*values, pa.arange(0, len(rows))], names=[*names, _ROW])
     groups = keys.group_by(names, use_threads=False).aggregate([(_ROW, "list")])
     for group in range(len(groups)):

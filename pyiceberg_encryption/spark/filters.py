@@ -6,6 +6,7 @@ less pass. In Spark NaN is equal to itself and greater than any number; where fi
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.expressions import (
@@ -94,8 +95,8 @@ def _translated(offered: spark.Filter, schema: Schema) -> BooleanExpression | No
         return _predicate(StartsWith, name, offered.value) if isinstance(kind, StringType) else None
     comparison = _COMPARISONS.get(type(offered))
     value = getattr(offered, "value", None)
-    if comparison is None or value is None or (floats and value != value):
-        return None
+    if comparison is None or value is None or (floats and not math.isfinite(value)):
+        return None  # to PyIceberg, what is infinite is no float
     expression = _predicate(comparison, name, value)
     if floats and isinstance(offered, (spark.GreaterThan, spark.GreaterThanOrEqual)):
         return Or(expression, _predicate(IsNaN, name))

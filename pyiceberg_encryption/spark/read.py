@@ -60,7 +60,7 @@ class Reader(DataSourceReader):
         return sealed_partitions(table, self._options, scan, list(scan.plan_files()), self._tasks_at_once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition)
+        return read_partition(partition, self._schema)
 
 
 def load_table(options: Options) -> Table:
@@ -83,9 +83,9 @@ def scan_of(table: Table, options: Options) -> DataScan | IncrementalAppendScan:
     if start is not None or end is not None:
         if start is None:
             raise ConfigurationError(f"{names.END_SNAPSHOT_ID} needs {names.START_SNAPSHOT_ID}")
-        return table.incremental_append_scan(
+        return table.incremental_append_scan(  # type: ignore[return-value]
             from_snapshot_id_exclusive=start, to_snapshot_id_inclusive=end, **arguments
-        )  # type: ignore
+        )
     scan: DataScan = table.scan(snapshot_id=_snapshot_id(table, options), **arguments)  # type: ignore
     for name, kind in ((names.BRANCH, SnapshotRefType.BRANCH), (names.TAG, SnapshotRefType.TAG)):
         if name in options.own:
@@ -102,6 +102,8 @@ def with_columns(scan: DataScan | IncrementalAppendScan, schema: StructType) -> 
     known = {field.name: field.dataType.simpleString() for field in to_spark_schema(chosen.projection())}
     for field in schema:
         wanted = field.dataType.simpleString()
+        if field.name not in known:
+            raise UsageError(f"The table has no column {field.name!r}; it has {', '.join(map(repr, known))}")
         if known[field.name] != wanted:
             raise UsageError(
                 f"Column {field.name!r} is {known[field.name]}, and cannot be read as {wanted}: cast what is read"
@@ -127,12 +129,13 @@ def sealed_partitions(
     return [SealedPartition(sealed, projection, seal_tasks(here, tasks)) for tasks in bins]
 
 
-def read_partition(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+def read_partition(partition: InputPartition | None, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """In the order of this schema, for Spark takes columns by their place."""
     if not isinstance(partition, SealedPartition):  # Spark asks for one at least
         return
     table = partition.table.remote
     projection: Projection = table.open(partition.projection)
-    to_spark = ToSpark(projection.schema)
+    to_spark = ToSpark(schema)
     for batch in projection.batches(table, open_tasks(table, partition.tasks)):
         yield to_spark(batch)
 

@@ -94,8 +94,8 @@ class _ToSpark(SchemaVisitor[spark.DataType]):
 class ToSpark:
     """Batches of a scan, as Spark takes them."""
 
-    def __init__(self, schema: Schema) -> None:
-        self._arrow = to_arrow_schema(to_spark_schema(schema))
+    def __init__(self, schema: spark.StructType) -> None:
+        self._arrow = to_arrow_schema(schema)
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = [_as_type(batch[field.name], field.type) for field in self._arrow]
@@ -134,6 +134,8 @@ def _refined(provided: pa.DataType, table: pa.DataType) -> pa.DataType:
             provided.key_field.with_type(_refined(provided.key_type, table.key_type)),
             provided.item_field.with_type(_refined(provided.item_type, table.item_type)),
         )
+    if pa.types.is_timestamp(provided) and provided.tz is not None:
+        return pa.timestamp(provided.unit, "UTC")  # the same moment, which Spark hands over in the session's zone
     is_simplified = (
         (pa.types.is_string(provided) and _is_uuid(table))
         or (pa.types.is_binary(provided) and pa.types.is_fixed_size_binary(table))

@@ -214,7 +214,7 @@ def _table_to_write(options: Options, schema: StructType) -> Table:
                 f"{options.table} would be created without encryption: set {names.TABLE_PROPERTY_PREFIX}"
                 f"{policy.KEY_ID}, or the catalog's {default}"
             )
-        catalog.create_table_if_not_exists(options.table, to_arrow_schema(schema), properties=properties)
+        catalog.create_table_if_not_exists(options.table, to_arrow_schema(schema.toNullable()), properties=properties)
     return load_table(options)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -24,7 +25,8 @@ from pyiceberg.avro.file import (
     AvroFileHeader,
     AvroOutputFile,
 )
-from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_reader
+from pyiceberg.avro.reader import DoubleReader, FixedReader
+from pyiceberg.avro.resolver import ReadSchemaResolver, SchemaPartnerAccessor, construct_reader, construct_writer
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
     MANIFEST_ENTRY_SCHEMAS,
@@ -45,6 +47,7 @@ from pyiceberg.manifest import (
     data_file_with_partition,
     manifest_entry_schema_with_data_file,
 )
+from pyiceberg.schema import visit_with_partner
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
@@ -65,8 +68,10 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.typedef import TableVersion
+    from pyiceberg.types import DoubleType, IcebergType, UUIDType
 
 RECORDS_PER_BLOCK = 1000
+UUID_LENGTH = 16
 
 _DATA_FILE_FIELDS = [field.name for field in DATA_FILE_TYPE[VERSION].fields]
 _PARTITION = _DATA_FILE_FIELDS.index("partition")
@@ -206,6 +211,23 @@ class _CarefulDecoder(StreamingBinaryDecoder):
         self.read(n)
 
 
+class _ExactDoubleReader(DoubleReader):
+    """PyIceberg's fast decoder reads doubles as if they were floats, and so finds other partitions than there are."""
+
+    def read(self, decoder: BinaryDecoder) -> float:
+        value: float = struct.unpack("<d", decoder.read(8))[0]
+        return value
+
+
+class _Resolver(ReadSchemaResolver):
+    def visit_double(self, double_type: DoubleType, partner: IcebergType | None) -> Reader:
+        return _ExactDoubleReader()  # type: ignore[no-untyped-call]
+
+    def visit_uuid(self, uuid_type: UUIDType, partner: IcebergType | None) -> Reader:
+        """As bytes, which is how PyIceberg writes them and what it compares with."""
+        return FixedReader(UUID_LENGTH)
+
+
 @lru_cache(maxsize=1)
 def _header_reader() -> Reader:
     return construct_reader(META_SCHEMA, {-1: AvroFileHeader})
@@ -213,22 +235,23 @@ def _header_reader() -> Reader:
 
 @lru_cache(maxsize=256)
 def _entry_reader(avro_schema: str) -> Reader:
-    return resolve_reader(
-        AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
-        MANIFEST_ENTRY_SCHEMAS[VERSION],
+    resolver = _Resolver(
         read_types={-1: ManifestEntry, 2: V3DataFile},
         read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
     )
+    return _resolved(avro_schema, MANIFEST_ENTRY_SCHEMAS[VERSION], resolver)
 
 
 @lru_cache(maxsize=16)
 def _list_reader(avro_schema: str) -> Reader:
-    return resolve_reader(
-        AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema)),
-        MANIFEST_LIST_FILE_SCHEMAS[VERSION],
-        read_types={-1: V3ManifestFile, 508: PartitionFieldSummary},
-        read_enums={517: ManifestContent},
-    )
+    resolver = _Resolver(read_types={-1: V3ManifestFile, 508: PartitionFieldSummary}, read_enums={517: ManifestContent})
+    return _resolved(avro_schema, MANIFEST_LIST_FILE_SCHEMAS[VERSION], resolver)
+
+
+def _resolved(avro_schema: str, wanted: Schema, resolver: _Resolver) -> Reader:
+    written = AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema))
+    reader: Reader = visit_with_partner(written, wanted, resolver, SchemaPartnerAccessor())  # type: ignore[misc]
+    return reader
 
 
 class _AvroSchema(NamedTuple):
