@@ -66,7 +66,7 @@ class StreamReader(DataSourceStreamReader):
         return sealed_partitions(table, self._options, scan, list(tasks), self._tasks_at_once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition)
+        return read_partition(partition, self._schema)
 
     def _table(self) -> Table:
         if self._loaded is None:
@@ -101,8 +101,8 @@ class StreamReader(DataSourceStreamReader):
         option = {Operation.DELETE: names.SKIP_DELETES, Operation.OVERWRITE: names.SKIP_OVERWRITES}.get(operation)
         if option is not None and not self._options.flag(option, False):
             raise UsageError(
-                f"Snapshot {snapshot.snapshot_id} has the operation {operation.value}, whose changes a stream cannot pass "
-                f"on. Set {option} to true to leave it out"
+                f"Snapshot {snapshot.snapshot_id} has the operation {operation.value}, whose changes a stream cannot "
+                f"pass on. Set {option} to true to leave it out"
             )
 
 

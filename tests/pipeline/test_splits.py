@@ -202,7 +202,7 @@ def test_each_file_is_sent_once(table: Table) -> None:
     assert parts == [large]
     parts = [part for tasks in packed([large], sizes(1)) for part in tasks]
     one, all_of_it = seal_tasks(here, [large]), seal_tasks(here, parts)
-    assert len(all_of_it.entries.groups[0][2]) == len(one.entries.groups[0][2])
+    assert len(all_of_it.entries.groups[0][1]) == len(one.entries.groups[0][1])
     assert [split(task) for task in open_tasks(sealed.remote, all_of_it)] == [split(task) for task in parts]
 
 
