@@ -55,6 +55,7 @@ FILE_IO, KEYS, METADATA_FILES, MANIFESTS, SNAPSHOTS, POLICY, PARQUET, DELETES, T
     )
 )
 CATALOG, STATIC = "catalogs/base.py", "catalogs/static.py"
+SEALED, REGISTRY = "pipeline/sealed.py", "kms/registry.py"
 
 ONE_KEY_FOR_ALL_FILES = Defect(
     METADATA,
@@ -63,6 +64,36 @@ ONE_KEY_FOR_ALL_FILES = Defect(
 )
 
 CASES = [
+    case(
+        "files travel with their keys in the clear",
+        "test_pipeline.py::test_26_what_travels_holds_no_key",
+        SEALED,
+        (
+            'return self._cipher.seal(length + encoded + pickle.dumps(partitions), _PURPOSE + b".entries")',
+            "return length + encoded + pickle.dumps(partitions)",
+        ),
+    ),
+    case(
+        "all settings of the KMS come along",
+        "test_pipeline.py::test_26_nothing_that_is_secret_is_needed_to_come_along",
+        REGISTRY,
+        ("for name, value in properties.items() if name in _PUBLIC}", "for name, value in properties.items()}"),
+    ),
+    case(
+        "what comes is opened for any purpose",
+        "test_pipeline.py::test_26_what_was_changed_on_the_way_is_not_opened",
+        SEALED,
+        (
+            'opened = memoryview(self._cipher.open(sealed, _PURPOSE + b".entries"))',
+            "opened = memoryview(sealed[28:] if isinstance(sealed, bytes) else sealed)",
+        ),
+    ),
+    case(
+        "all jobs have the same key",
+        "test_pipeline.py::test_26_one_jobs_key_opens_nothing_of_another",
+        SEALED,
+        ("derive = HKDF(SHA256(), DERIVED_KEY_LENGTH, salt, _PURPOSE)", "derive = HKDF(SHA256(), 32, None, _PURPOSE)"),
+    ),
     case(
         "the header is not authenticated, and not looked at either",
         "test_streams.py::test_01_any_byte_of_the_file_flipped",

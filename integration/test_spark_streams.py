@@ -1,0 +1,16 @@
+"""Streams whose driver is killed. `python -m integration.streaming_soak` does it for as long as you like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from integration.streaming_soak import soak
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_every_row_once_although_the_driver_is_killed(tmp_path: Path) -> None:
+    seen = soak(tmp_path, batches=6, between_kills=(14.0, 22.0))
+    assert seen["kills"] >= 1
+    assert min(seen["first"], seen["second"]) > 0
