@@ -151,7 +151,7 @@ class DataFileWriter:
     def _sort_out_pending(self) -> None:
         if not self._pending_rows:
             return
-        rows = pa.Table.from_batches(self._pending)
+        rows = self._as_stored(pa.Table.from_batches(self._pending))
         self._pending, self._pending_rows = [], 0
         for key, part in partitions(self._metadata, rows):
             self._add(key, part)
@@ -184,7 +184,7 @@ class DataFileWriter:
         partition.waiting, partition.waiting_bytes = [], 0
         if partition.file is None:
             partition.file = self._new_file(partition.key)
-        partition.file.writer.write(self._as_stored(rows))
+        partition.file.writer.write(rows)
         if partition.file.writer.position >= self._target:  # type: ignore[attr-defined]
             self._finish_file(partition)
 
@@ -268,8 +268,8 @@ def check_required(metadata: TableMetadata, batch: pa.RecordBatch) -> None:
 
 
 def partitions(metadata: TableMetadata, rows: pa.Table) -> Iterator[tuple[PartitionKey | None, pa.Table]]:
-    """The rows of each partition, in the order in which they came."""
-    spec, schema = metadata.spec(), metadata.schema()
+    """The rows of each partition, in the order in which they came. Columns have the names that they have in files."""
+    spec, schema = metadata.spec(), sanitize_column_names(metadata.schema())
     if spec.is_unpartitioned():
         yield None, rows
         return

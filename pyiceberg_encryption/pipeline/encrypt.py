@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from pyiceberg_encryption.pipeline.report import Report
 
 JOB = "pyiceberg-encryption.encrypted-from"  # of a snapshot's summary, and of a table made for the purpose
+SOURCE = "pyiceberg-encryption.encrypted-from-snapshot"  # of a snapshot's summary
 NAME_MAPPING = "schema.name-mapping.default"  # of the files of the table in plaintext
 
 
@@ -86,17 +87,25 @@ def encrypt_into(
     """A new encrypted table with the rows that the main branch of a table in plaintext has now.
 
     Schema, partitioning, sort order and properties are those of the source, and those that are given, an
-    `encryption.key-id` among them. The source stays as it is. Run again, it goes on where it stopped, and changes
-    nothing once it is done.
+    `encryption.key-id` among them. The source stays as it is. Run again, it goes on where it stopped. Once it is done,
+    it changes nothing more, and refuses if the source has other rows by then.
     """
     _check_is_plain(source)
     catalog = checked_catalog(catalog)
     job = f"encrypt-{source.metadata.table_uuid.hex}"
     target = _target(source, catalog, identifier, {**_carried_over(source), **properties, JOB: job})
-    planned = _planned(source)
+    head = source.metadata.current_snapshot_id
+    copied = _copied(target, job)
+    if copied is not None and copied != str(head):
+        raise UsageError(
+            f"{'.'.join(target.name())} has the rows of snapshot {copied}, and {'.'.join(source.name())} has others by "
+            "now. Append what was added since, or drop the copy and begin anew"
+        )
+    planned = _planned(source) if copied is None else []
     added, rows = _rewritten(source, target, planned, job, keeps_lineage=False, spark=spark, progress=progress)
-    once = Once({JOB: job}, lambda summary: True if summary.get(JOB) == job else None)
-    commit(target, added, once=once)
+    once = Once({JOB: job, SOURCE: str(head)}, lambda summary: True if summary.get(JOB) == job else None)
+    if not commit(target, added, once=once) and added:
+        raise UsageError(f"{'.'.join(target.name())} was made by another job meanwhile: run this one again")
     report = _checked(verify(_loaded(catalog, identifier), spark, orphans=False))
     _clean_up(target, job)
     return Encrypted(len(planned), len(added), rows, 0, report)
@@ -294,6 +303,15 @@ def _target(
         properties=properties,
     )
     return _loaded(catalog, identifier)
+
+
+def _copied(target: Table, job: str) -> str | None:
+    """The snapshot of the source that was copied, if it was."""
+    for snapshot in target.snapshots():
+        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        if summary.get(JOB) == job:
+            return summary.get(SOURCE)
+    return None
 
 
 def _carried_over(source: PyIcebergTable) -> dict[str, str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.table.refs import MAIN_BRANCH
 
+from pyiceberg_encryption.errors import UsageError
 from pyiceberg_encryption.pipeline.commit import ancestors, sweep
 from pyiceberg_encryption.pipeline.engine import engine_for
 from pyiceberg_encryption.pipeline.rewrite import RewriteTask, check_unchanged, rewrite, unused_deletes
@@ -21,7 +23,6 @@ from pyiceberg_encryption.table.transaction import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from datetime import datetime
 
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import FileScanTask
@@ -74,6 +75,10 @@ def rekey(
     is run again with its `job_id`: what it committed is not done again, and what it left behind is deleted.
     """
     table = checked(table)
+    if max_bytes_per_commit is not None and not max_bytes_per_commit > 0:
+        raise UsageError("max_bytes_per_commit must be above 0")
+    if older_than is not None and (not isinstance(older_than, datetime) or older_than.tzinfo is None):
+        raise UsageError("older_than is a moment: a datetime with a time zone")
     job = job_id or uuid.uuid4().hex
     files = f"rekey-{job}"
     sweep(table, files)

@@ -68,6 +68,17 @@ class Options:
             _check_may_be_shown(name)
         return cls(options.get(CATALOG), table, own, properties)
 
+    def check_for_reading(self) -> None:
+        self._check_no(_WRITES - _READS, "reads")
+
+    def check_for_writing(self) -> None:
+        self._check_no(_READS - _WRITES, "writes")
+
+    def _check_no(self, others: frozenset[str], what: str) -> None:
+        found = sorted(others & self.own.keys())
+        if found:
+            raise ConfigurationError(f"{', '.join(found)}: not an option of {what}")
+
     def load_catalog(self) -> EncryptingCatalog:
         return load_catalog(self.catalog, **self.properties)
 

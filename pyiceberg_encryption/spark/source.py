@@ -36,15 +36,19 @@ class IcebergEncrypted(DataSource):
         return to_spark_schema(scan_of(load_table(self._options), self._options).projection())
 
     def reader(self, schema: StructType) -> Reader:
+        self._options.check_for_reading()
         return Reader(self._options, schema, self.tasks_at_once)
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
+        self._options.check_for_writing()
         return Writer(self._options, schema, overwrite_of(self._options, overwrite))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+        self._options.check_for_reading()
         return StreamReader(self._options, schema, self.tasks_at_once)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        self._options.check_for_writing()
         return StreamWriter(self._options, schema, overwrite_of(self._options, overwrite))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.table.snapshots import Operation
 
+from pyiceberg_encryption.errors import UsageError
 from pyiceberg_encryption.pipeline import rekey as module
 from pyiceberg_encryption.pipeline.rekey import rekey
 from pyiceberg_encryption.table.manifests import file_key
@@ -161,3 +162,12 @@ def test_progress_and_an_empty_table(lake: Lake) -> None:
     rekey(table, progress=lambda done, of: seen.append((done, of)))
     assert seen == [(1, 1)]
     assert table.scan().to_arrow().num_rows == len(ROWS)
+
+
+def test_arguments_that_make_no_sense(lake: Lake) -> None:
+    table = lake.create()
+    for older_than in (timedelta(days=1), datetime.now()):
+        with pytest.raises(UsageError, match="a datetime with a time zone"):
+            rekey(table, older_than=older_than)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="above 0"):
+        rekey(table, max_bytes_per_commit=0)
