@@ -252,5 +252,5 @@ def test_a_table_that_is_not_encrypted(lake: Lake) -> None:
     ],
 )
 def test_locations_that_engines_write_differently(one: str, other: str) -> None:
-    assert orphans._place(one) == orphans._place(other)
-    assert orphans._place(one) != orphans._place(other + "x")
+    assert orphans.place(one) == orphans.place(other)
+    assert orphans.place(one) != orphans.place(other + "x")
