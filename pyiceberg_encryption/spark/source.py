@@ -39,12 +39,14 @@ class IcebergEncrypted(DataSource):
         return Reader(self._options, schema, self.tasks_at_once)
 
     def writer(self, schema: StructType, overwrite: bool) -> Writer:
+        self._options.check_write()
         return Writer(self._options, schema, overwrite_of(self._options, overwrite))
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
         return StreamReader(self._options, schema, self.tasks_at_once)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+        self._options.check_write()
         return StreamWriter(self._options, schema, overwrite_of(self._options, overwrite))
 
 
