@@ -11,6 +11,7 @@ import pytest
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.typedef import Record
+from pyiceberg.types import LongType
 
 from pyiceberg_encryption.errors import EncryptionError, IntegrityError, UsageError
 from pyiceberg_encryption.pipeline import encrypt as module
@@ -297,3 +298,40 @@ def test_two_copies_of_a_table_whose_properties_name_folders(lake: Lake) -> None
     for name in ("db.one", "db.two", "db.t"):
         assert rows_of(lake.load(name)) == rows_of(source)
     assert ROWS.num_rows < len(rows_of(source))
+
+
+def test_columns_of_a_copy_are_those_of_the_source_by_name(lake: Lake) -> None:
+    """The copy's columns have other ids, where the source lost some of its own."""
+    kinds = {
+        "gone": pa.int64(),
+        "a": pa.int64(),
+        "b": pa.int64(),
+        "nested": pa.struct([("x", pa.int64()), ("y", pa.list_(pa.string()))]),
+        "pairs": pa.map_(pa.string(), pa.float64()),
+    }
+    values = {"gone": [1, 2], "a": [3, 4], "b": [5, 6], "nested": [{"x": 7, "y": ["z", None]}, None]}
+    rows = pa.table({**values, "pairs": [[("k", 1.5)], None]}, schema=pa.schema(kinds))
+    source = lake.catalog().create_table("db.plain", rows.schema, properties={"format-version": "2"})
+    source.append(rows)
+    with source.update_schema() as update:
+        update.delete_column("gone")
+        update.rename_column("nested.x", "z")
+        update.add_column("new", LongType())
+    expected = source.scan().to_arrow().to_pylist()
+    encrypt_into(source, lake.catalog(), "db.copy", properties={"encryption.key-id": "keyA"})
+    assert lake.load("db.copy").scan().to_arrow().to_pylist() == expected
+    encrypt_in_place(lake.catalog(), "db.plain", key="keyA")
+    assert lake.load("db.plain").scan().to_arrow().to_pylist() == expected
+
+
+def test_a_copy_that_was_begun_before_columns_were_renamed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = create(lake)
+    properties = {"encryption.key-id": "keyA"}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "commit", lambda *_, **__: (_ for _ in ()).throw(PoweredOffError))
+        with pytest.raises(PoweredOffError):
+            encrypt_into(source, lake.catalog(), "db.copy", properties=properties)
+    with source.update_schema() as update:
+        update.rename_column("text", "other")
+    with pytest.raises(UsageError, match="columns of the source were changed"):
+        encrypt_into(source, lake.catalog(), "db.copy", properties=properties)
