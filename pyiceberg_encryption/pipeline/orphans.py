@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 OLDER_THAN = timedelta(days=3)  # Iceberg Java: DeleteOrphanFilesSparkAction
 SHORTEST_INTERVAL = timedelta(hours=24)  # Iceberg Java: RemoveOrphanFilesProcedure
-METADATA_ENDING = ".metadata.json"
+COMPRESSED_METADATA = (".gz.metadata.json", ".metadata.json.gz")  # Iceberg Java reads both
+METADATA_ENDINGS = (".metadata.json", *COMPRESSED_METADATA)
 _BEGINNING_LENGTH = 64 * 1024
 _TABLE_UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 _CHECKSUMS = re.compile(r"/\.([^/]+)\.crc$")
@@ -129,7 +130,7 @@ def outside(metadata: TableMetadata, locations: Iterable[str]) -> list[str]:
 
 def _check_no_other_table(table: Table, plain: FileIO, locations: Iterable[str]) -> None:
     own = str(table.metadata.table_uuid)
-    others = [location for location in locations if location.endswith(METADATA_ENDING)]
+    others = [location for location in locations if location.endswith(METADATA_ENDINGS)]
     for location, owner in zip(others, LocalEngine().run(partial(_table_uuid, plain), others), strict=True):
         if owner != own:
             raise UsageError(
@@ -142,7 +143,7 @@ def _table_uuid(plain: FileIO, location: str) -> str | None:
     """From the beginning of a metadata file, where all writers have it."""
     with plain.new_input(location).open() as stream:
         beginning = bytes(stream.read(_BEGINNING_LENGTH))
-    if location.endswith(f".gz{METADATA_ENDING}"):
+    if location.endswith(COMPRESSED_METADATA):
         with contextlib.suppress(zlib.error):
             beginning = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(beginning, _BEGINNING_LENGTH)
     found = _TABLE_UUID.search(beginning)
