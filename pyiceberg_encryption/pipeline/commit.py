@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -170,7 +171,7 @@ def ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
 def sweep(table: Table, job: str) -> list[str]:
     """Deletes the data files of a job that no snapshot has: those of tasks that failed or were too late."""
     plain, folder = plain_io(table.io), table.location_provider().data_path
-    found = [file.location for file in files_below(plain, folder) if job in file.location.rpartition("/")[2]]
+    found = [file.location for file in files_below(plain, folder) if _is_of(job, file.location)]
     if found:
         table.refresh()
         listed = data_files(table, job)
@@ -184,7 +185,12 @@ def sweep(table: Table, job: str) -> list[str]:
 def data_files(table: Table, job: str) -> set[str]:
     """Those of a job, in any snapshot."""
     entries = reached.entries(reached.manifests(table.metadata, table.io), table.io, discard_deleted=False)
-    return {entry.data_file.file_path for entry in entries if job in entry.data_file.file_path}
+    return {entry.data_file.file_path for entry in entries if _is_of(job, entry.data_file.file_path)}
+
+
+def _is_of(job: str, location: str) -> bool:
+    """Its name is a part of theirs, and may also be a part of another job's name."""
+    return re.search(rf"(^|-){re.escape(job)}[-.]", location.rpartition("/")[2]) is not None
 
 
 def mark_as_retried(table: RemoteTable, job: str) -> None:

@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import TableProperties
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import (
@@ -29,6 +30,7 @@ from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, Int
 from pyiceberg_encryption.pipeline.commit import Once, commit, sweep
 from pyiceberg_encryption.pipeline.engine import engine_for
 from pyiceberg_encryption.pipeline.listing import files_below
+from pyiceberg_encryption.pipeline.orphans import outside, place, reached_by
 from pyiceberg_encryption.pipeline.rewrite import (
     RewriteTask,
     Rewritten,
@@ -42,7 +44,7 @@ from pyiceberg_encryption.pipeline.splits import SplitSizes, packed, seal_tasks
 from pyiceberg_encryption.pipeline.verify import verify
 from pyiceberg_encryption.table.file_io import plain_io
 from pyiceberg_encryption.table.models import VERSION, StartEncryptionUpdate, key_id
-from pyiceberg_encryption.table.policy import DATA_KEY_LENGTH, KEY_ID
+from pyiceberg_encryption.table.policy import DATA_KEY_LENGTH, KEY_ID, check_names_no_code
 from pyiceberg_encryption.table.replace import ReplaceFiles
 from pyiceberg_encryption.table.table import Table, checked
 from pyiceberg_encryption.table.transaction import Transaction
@@ -50,6 +52,7 @@ from pyiceberg_encryption.table.transaction import Transaction
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
@@ -60,10 +63,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pyiceberg_encryption.pipeline.report import Report
+    from pyiceberg_encryption.pipeline.sealed import RemoteTable
 
 JOB = "pyiceberg-encryption.encrypted-from"  # of a snapshot's summary, and of a table made for the purpose
 SOURCE = "pyiceberg-encryption.encrypted-from-snapshot"  # of a snapshot's summary
 NAME_MAPPING = "schema.name-mapping.default"  # of the files of the table in plaintext
+FOLDERS = (  # that are the source's own. Iceberg Java: TableProperties
+    *(TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH),
+    *("write.object-storage.path", "write.folder-storage.path"),
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,7 @@ def encrypt_into(
     catalog = checked_catalog(catalog)
     job = f"encrypt-{source.metadata.table_uuid.hex}"
     target = _target(source, catalog, identifier, {**_carried_over(source), **properties, JOB: job})
+    files = _job(target)  # of this copy: there may be others of the source
     head = source.metadata.current_snapshot_id
     copied = _copied(target, job)
     if copied is not None and copied != str(head):
@@ -102,12 +111,12 @@ def encrypt_into(
             "now. Append what was added since, or drop the copy and begin anew"
         )
     planned = _planned(source) if copied is None else []
-    added, rows = _rewritten(source, target, planned, job, keeps_lineage=False, spark=spark, progress=progress)
+    added, rows = _rewritten(source, target, planned, files, keeps_lineage=False, spark=spark, progress=progress)
     once = Once({JOB: job, SOURCE: str(head)}, lambda summary: True if summary.get(JOB) == job else None)
     if not commit(target, added, once=once) and added:
         raise UsageError(f"{'.'.join(target.name())} was made by another job meanwhile: run this one again")
     report = _checked(verify(_loaded(catalog, identifier), spark, orphans=False))
-    _clean_up(target, job)
+    _clean_up(target, files)
     return Encrypted(len(planned), len(added), rows, 0, report)
 
 
@@ -128,9 +137,10 @@ def encrypt_in_place(
     """
     catalog = checked_catalog(catalog)
     table = _loaded(catalog, identifier)
-    job = f"encrypt-{table.metadata.table_uuid.hex}"
+    job = _job(table)
     added, rows, planned = 0, 0, 0
     if not table.is_encrypted:
+        _check_is_plain(table)
         _check_can_be_replaced(table)
         if table.format_version < VERSION:
             with table.transaction() as transaction:
@@ -139,10 +149,12 @@ def encrypt_in_place(
         properties = {KEY_ID: key, **({DATA_KEY_LENGTH: str(data_key_length)} if data_key_length else {})}
         planned, added, rows = _encrypt(catalog, table, properties, job, spark, progress)
         table = _loaded(catalog, identifier)
-    elif table.properties[KEY_ID] != key:
+    if table.properties[KEY_ID] != key:
         raise ConfigurationError(f"{'.'.join(table.name())} is encrypted already, by {table.properties[KEY_ID]!r}")
     old = [snapshot for snapshot in table.snapshots() if key_id(snapshot) is None]
     new = [snapshot for snapshot in table.snapshots() if key_id(snapshot) is not None]
+    if old:
+        _check_is_replaced(table, old, new, job)
     report = _checked(verify(_only(table, new), spark, orphans=False))
     deleted = _delete_plaintext(table, old, new)
     if old:
@@ -163,6 +175,7 @@ def _encrypt(
 ) -> tuple[int, int, int]:
     start = StartEncryptionUpdate(updates=properties)
     for is_last in (False, False, False, True):
+        _check_can_be_replaced(table)
         becoming = _becoming(catalog, table, start)
         planned = _planned(table)
         keeps_lineage = any(getattr(task.file, "first_row_id", None) is not None for task in planned)
@@ -174,6 +187,8 @@ def _encrypt(
             if is_last:
                 raise
             table = _loaded(catalog, table.name())
+            if table.is_encrypted:  # by another job like this
+                return 0, 0, 0
         else:
             return len(planned), len(added), rows
     raise AssertionError("unreachable")
@@ -210,7 +225,7 @@ def _rewritten(
         written = [found.data_file for found in here.open_entries(result.files)]
         if sum(file.record_count for file in written) != result.rows:
             raise IntegrityError(f"{result.rows} rows were read, but not as many written: nothing was changed")
-        _note(target, job, bins[index], sealed.envelope, result)
+        _note(target, job, bins[index], sealed.envelope, here, result)
         files += written
         rows += result.rows
         done += 1
@@ -236,20 +251,25 @@ def _journal(target: Table, job: str, part: list[FileScanTask]) -> str:
     return target.location_provider().new_metadata_location(f"{job}-{digest(part)}.json")
 
 
-def _note(target: Table, job: str, part: list[FileScanTask], envelope: Envelope, result: Rewritten) -> None:
+def _note(
+    target: Table, job: str, part: list[FileScanTask], envelope: Envelope, here: RemoteTable, result: Rewritten
+) -> None:
+    location = _journal(target, job, part)
     key = {
         "master-key-id": envelope.master_key_id,
         "wrapped-kek": base64.b64encode(envelope.wrapped_kek).decode(),
         "salt": base64.b64encode(envelope.salt).decode(),
     }
-    with plain_io(target.io).new_output(_journal(target, job, part)).create(overwrite=True) as stream:
-        stream.write(json.dumps({"key": key, **to_json(result)}).encode())
+    done = here.seal_note(_name(location), json.dumps(to_json(result)).encode())
+    with plain_io(target.io).new_output(location).create(overwrite=True) as stream:
+        stream.write(json.dumps({"key": key, "done": base64.b64encode(done).decode()}).encode())
 
 
 def _noted(target: Table, job: str, part: list[FileScanTask]) -> tuple[list[DataFile], int] | None:
     """What a task wrote that was finished before. What is noted but not as it should be is done again."""
     plain = plain_io(target.io)
-    note = plain.new_input(_journal(target, job, part))
+    location = _journal(target, job, part)
+    note = plain.new_input(location)
     if not note.exists():
         return None
     try:
@@ -263,8 +283,9 @@ def _noted(target: Table, job: str, part: list[FileScanTask]) -> tuple[list[Data
             base64.b64decode(key["wrapped-kek"]),
             base64.b64decode(key["salt"]),
         )
-        result = from_json(entry)
-        opened = opened_here(envelope, target).open_entries(result.files)
+        here = opened_here(envelope, target)
+        result = from_json(json.loads(here.open_note(_name(location), base64.b64decode(entry["done"]))))
+        opened = here.open_entries(result.files)
     except (EncryptionError, ValueError, KeyError, TypeError, AttributeError):
         return None
     files = [found.data_file for found in opened]
@@ -274,12 +295,21 @@ def _noted(target: Table, job: str, part: list[FileScanTask]) -> tuple[list[Data
     return None
 
 
+def _job(target: Table) -> str:
+    """The beginning of the names of its files."""
+    return f"encrypt-{target.metadata.table_uuid.hex}"
+
+
+def _name(location: str) -> str:
+    return location.rpartition("/")[2]
+
+
 def _clean_up(table: Table, job: str) -> None:
     """The journal, and the files of attempts that came to nothing."""
     sweep(table, job)
     plain = plain_io(table.io)
     notes = files_below(plain, table.location_provider().metadata_path)
-    _delete(plain, (file.location for file in notes if file.location.rpartition("/")[2].startswith(job)))
+    _delete(plain, (file.location for file in notes if _name(file.location).startswith(job)))
 
 
 # Beside the source
@@ -294,6 +324,10 @@ def _target(
         found = _loaded(catalog, identifier)
         if found.properties.get(JOB) != properties[JOB]:
             raise UsageError(f"{'.'.join(found.name())} exists, and was not made to encrypt this table")
+        if _columns(found) != _columns(source):
+            raise UsageError(
+                f"The columns of the source were changed since {'.'.join(found.name())} was made: drop it to begin anew"
+            )
         return found
     catalog.create_table(
         identifier,
@@ -315,8 +349,12 @@ def _copied(target: Table, job: str) -> str | None:
 
 
 def _carried_over(source: PyIcebergTable) -> dict[str, str]:
-    left_out = (TableProperties.FORMAT_VERSION, NAME_MAPPING)
+    left_out = (TableProperties.FORMAT_VERSION, NAME_MAPPING, *FOLDERS)
     return {name: value for name, value in source.properties.items() if name not in left_out}
+
+
+def _columns(table: PyIcebergTable) -> pa.Schema:
+    return schema_to_pyarrow(table.schema(), include_field_ids=False).remove_metadata()
 
 
 # In its place
@@ -358,6 +396,7 @@ def _commit_encryption(
 def _check_is_plain(table: PyIcebergTable) -> None:
     if table.properties.get(KEY_ID):
         raise UsageError(f"{'.'.join(table.name())} is encrypted already; rekey writes it again under new keys")
+    check_names_no_code(".".join(table.name()), table.properties)
 
 
 def _check_can_be_replaced(table: Table) -> None:
@@ -366,6 +405,27 @@ def _check_can_be_replaced(table: Table) -> None:
         raise UsageError(
             f"{'.'.join(table.name())} has other branches or tags ({', '.join(others)}), whose snapshots would stay in "
             "plaintext: remove them first, or encrypt into another table"
+        )
+    elsewhere = outside(table.metadata, _Plaintext.of(table, table.snapshots()).all)
+    if elsewhere:
+        raise UsageError(
+            f"{elsewhere[0]} is not in the folders of {'.'.join(table.name())}, and may not be its own to delete: "
+            "encrypt into another table"
+        )
+
+
+def _check_is_replaced(table: Table, old: list[Snapshot], new: list[Snapshot], job: str) -> None:
+    """That this job has encrypted what is about to be deleted. Nothing proves the metadata of a table that was never
+    committed to from here: it may only say that it is encrypted."""
+    name = ".".join(table.name())
+    if not any(snapshot.summary and snapshot.summary.additional_properties.get(JOB) == job for snapshot in new):
+        raise IntegrityError(f"{name} has an {KEY_ID}, but only snapshots in plaintext: its metadata was changed")
+    ids = {snapshot.snapshot_id for snapshot in old}
+    in_use = sorted(label for label, ref in table.metadata.refs.items() if ref.snapshot_id in ids)
+    if in_use:
+        raise UsageError(
+            f"{name} was encrypted, but others have made snapshots in plaintext ({', '.join(in_use)}). Nothing "
+            "was deleted: save their rows, remove these branches and tags, and run the job again"
         )
 
 
@@ -390,31 +450,51 @@ def _only(table: Table, snapshots: list[Snapshot]) -> Table:
     )
 
 
+@dataclass(frozen=True)
+class _Plaintext:
+    """The files of snapshots in plaintext. Nothing proves what leads to them."""
+
+    data: list[str]
+    metadata: list[str]
+
+    @classmethod
+    def of(cls, table: Table, snapshots: list[Snapshot]) -> _Plaintext:
+        plain = plain_io(table.io)
+        manifests: dict[str, None] = {}
+        files: dict[str, None] = {}
+        for snapshot in snapshots:
+            with contextlib.suppress(FileNotFoundError):
+                for manifest in snapshot.manifests(plain):
+                    if manifest.manifest_path in manifests:
+                        continue
+                    manifests[manifest.manifest_path] = None
+                    with contextlib.suppress(FileNotFoundError):
+                        for entry in manifest.fetch_manifest_entry(plain, discard_deleted=False):
+                            files[entry.data_file.file_path] = None
+        ids = {snapshot.snapshot_id for snapshot in snapshots}
+        statistics = [
+            file.statistics_path
+            for file in chain(table.metadata.statistics, table.metadata.partition_statistics)
+            if file.snapshot_id in ids
+        ]
+        return cls(list(files), [*manifests, *(snapshot.manifest_list for snapshot in snapshots), *statistics])
+
+    @property
+    def all(self) -> list[str]:
+        return [*self.data, *self.metadata]
+
+
 def _delete_plaintext(table: Table, old: list[Snapshot], new: list[Snapshot]) -> int:
     """Data first, and what leads to it last, so that a job which is broken off finds the rest when it is run again."""
-    plain = plain_io(table.io)
-    kept = {
-        entry.data_file.file_path
-        for snapshot in new
-        for manifest in snapshot.manifests(table.io)
-        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
-    }
-    manifests: dict[str, None] = {}
-    files: dict[str, None] = {}
-    for snapshot in old:
-        with contextlib.suppress(FileNotFoundError):
-            for manifest in snapshot.manifests(plain):
-                manifests[manifest.manifest_path] = None
-                with contextlib.suppress(FileNotFoundError):
-                    for entry in manifest.fetch_manifest_entry(plain, discard_deleted=False):
-                        files[entry.data_file.file_path] = None
-    statistics = [
-        file.statistics_path
-        for file in chain(table.metadata.statistics, table.metadata.partition_statistics)
-        if file.snapshot_id in {snapshot.snapshot_id for snapshot in old}
-    ]
-    lists = [snapshot.manifest_list for snapshot in old]
-    return _delete(plain, (path for path in chain(files, manifests, lists, statistics) if path not in kept))
+    found = _Plaintext.of(table, old).all
+    kept = {place(location) for location in reached_by(_only(table, new))}
+    not_to_delete = [*outside(table.metadata, found), *(location for location in found if place(location) in kept)]
+    if not_to_delete:
+        raise IntegrityError(
+            f"{not_to_delete[0]} is no file of the table in plaintext, but its metadata says so now: it was changed. "
+            "Nothing was deleted"
+        )
+    return _delete(plain_io(table.io), found)
 
 
 def _delete(io: FileIO, locations: Iterable[str]) -> int:

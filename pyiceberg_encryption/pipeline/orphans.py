@@ -8,6 +8,7 @@ import zlib
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from pyiceberg.table.locations import load_location_provider
 
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 
 OLDER_THAN = timedelta(days=3)  # Iceberg Java: DeleteOrphanFilesSparkAction
 SHORTEST_INTERVAL = timedelta(hours=24)  # Iceberg Java: RemoveOrphanFilesProcedure
-METADATA_ENDING = ".metadata.json"
+COMPRESSED_METADATA = (".gz.metadata.json", ".metadata.json.gz")  # Iceberg Java reads both
+METADATA_ENDINGS = (".metadata.json", *COMPRESSED_METADATA)
 _BEGINNING_LENGTH = 64 * 1024
 _TABLE_UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 _CHECKSUMS = re.compile(r"/\.([^/]+)\.crc$")
+_UNCLEAR = re.compile(r"/\.{1,2}(/|$)|[?#]")  # "." and "..", and what FileIOs cut off as a query or a fragment
 _SCHEME_AND_AUTHORITY = re.compile(r"[A-Za-z][\w+.-]*:(//[^/]*)?")
 
 
@@ -71,7 +74,7 @@ def remove_orphan_files(
     latest = datetime.now(timezone.utc) - older_than
     listed = list(files_below(plain, folder))
     table.refresh()  # after the listing: what is committed in between is no orphan
-    found = unreached(table, listed, _reached_by(table))
+    found = unreached(table, listed, reached_by(table))
     _check_no_other_table(table, plain, (file.location for file in found))
     removed = [
         file.location
@@ -98,12 +101,12 @@ def unreached(table: Table, listed: Iterable[StoredFile], locations: Iterable[st
     """Those that are not among the locations, nor their checksums, nor where tables without a catalog have their newest
     version."""
     provider = load_location_provider(table.metadata.location, table.metadata.properties)
-    places = {_place(location) for location in locations}
-    places.add(_place(f"{provider.metadata_path}/version-hint.text"))
-    return [file for file in listed if places.isdisjoint({_place(file.location), _checksummed(_place(file.location))})]
+    places = {place(location) for location in locations}
+    places.add(place(f"{provider.metadata_path}/version-hint.text"))
+    return [file for file in listed if places.isdisjoint({place(file.location), _checksummed(place(file.location))})]
 
 
-def _reached_by(table: Table) -> Iterator[str]:
+def reached_by(table: Table) -> Iterator[str]:
     metadata = table.metadata
     if not table.metadata_location:
         raise UsageError(f"The catalog does not say where the metadata of {'.'.join(table.name())} is")
@@ -115,9 +118,19 @@ def _reached_by(table: Table) -> Iterator[str]:
     yield from (entry.data_file.file_path for entry in reached.entries(manifests, table.io))
 
 
+def outside(metadata: TableMetadata, locations: Iterable[str]) -> list[str]:
+    """Those that are not below the table's folders, or are written so that nobody can tell."""
+    own = [_normal(folder) for folder in folders(metadata)]
+    return [
+        location
+        for location in locations
+        if _UNCLEAR.search(location) or not any(_is_below(_normal(location), folder) for folder in own)
+    ]
+
+
 def _check_no_other_table(table: Table, plain: FileIO, locations: Iterable[str]) -> None:
     own = str(table.metadata.table_uuid)
-    others = [location for location in locations if location.endswith(METADATA_ENDING)]
+    others = [location for location in locations if location.endswith(METADATA_ENDINGS)]
     for location, owner in zip(others, LocalEngine().run(partial(_table_uuid, plain), others), strict=True):
         if owner != own:
             raise UsageError(
@@ -130,17 +143,24 @@ def _table_uuid(plain: FileIO, location: str) -> str | None:
     """From the beginning of a metadata file, where all writers have it."""
     with plain.new_input(location).open() as stream:
         beginning = bytes(stream.read(_BEGINNING_LENGTH))
-    if location.endswith(f".gz{METADATA_ENDING}"):
+    if location.endswith(COMPRESSED_METADATA):
         with contextlib.suppress(zlib.error):
             beginning = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(beginning, _BEGINNING_LENGTH)
     found = _TABLE_UUID.search(beginning)
     return found[1].decode() if found else None
 
 
-def _place(location: str) -> str:
+def place(location: str) -> str:
     """Where a file is, without the scheme and authority that engines write differently. Two files that differ in these
     alone count as one, and are kept."""
     return re.sub("/+", "/", "/" + _SCHEME_AND_AUTHORITY.sub("", location, count=1))
+
+
+def _normal(location: str) -> str:
+    """With its scheme and authority, in one of the ways in which engines write them."""
+    parsed = urlsplit(location)
+    scheme = {"": "file", "s3a": "s3", "s3n": "s3"}.get(parsed.scheme, parsed.scheme)
+    return f"{scheme}://{parsed.netloc}{place(location)}"
 
 
 def _checksummed(place: str) -> str:

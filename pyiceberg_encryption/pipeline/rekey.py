@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.table.refs import MAIN_BRANCH
 
@@ -80,7 +82,7 @@ def rekey(
     if older_than is not None and (not isinstance(older_than, datetime) or older_than.tzinfo is None):
         raise UsageError("older_than is a moment: a datetime with a time zone")
     job = job_id or uuid.uuid4().hex
-    files = f"rekey-{job}"
+    files = f"rekey-{hashlib.sha256(job.encode()).hexdigest()[:32]}"  # no part of what another job is named
     sweep(table, files)
     bins = packed(
         _due(table.refresh(), row_filter, older_than, branch, job), SplitSizes.of(table.properties, {}), splits=False
@@ -100,8 +102,13 @@ def rekey(
                 done += 1
                 if progress is not None:
                     progress(done, len(bins))
-            _replace(table, branch, replaced, added, job)
         except BaseException:
+            sweep(table, files)
+            raise
+        try:
+            _replace(table, branch, replaced, added, job)
+        except (CommitFailedException, ValidationException):
+            # Any other error leaves open whether the table has the files, or will have them.
             sweep(table, files)
             raise
         report = report.plus(replaced, added, rows)

@@ -49,7 +49,7 @@ def rewrite(task: RewriteTask) -> Rewritten:
     schema, target = source.metadata.schema(), table.metadata
     if task.keeps_lineage:
         schema, target = lineage.with_lineage(schema), lineage.for_rewriting(target)
-    arrow = schema_to_pyarrow(schema)
+    arrow = schema_to_pyarrow(schema, include_field_ids=False)  # a copy has ids of its own
     # Spark may try a task again while the first attempt still writes.
     writer = DataFileWriter(table.io, target, f"{task.name}-{secrets.token_hex(4)}")
     rows = 0

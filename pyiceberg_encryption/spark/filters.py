@@ -27,6 +27,7 @@ from pyiceberg.expressions import (
     Or,
     StartsWith,
 )
+from pyiceberg.expressions.literals import AboveMax, BelowMin, literal
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -81,7 +82,7 @@ def _translated(offered: spark.Filter, schema: Schema) -> BooleanExpression | No
         return _predicate(IsNull, name)
     if isinstance(offered, spark.IsNotNull):
         return _predicate(NotNull, name)
-    if not isinstance(kind, _COMPARABLE):
+    if not isinstance(kind, _COMPARABLE) or not _fits(offered, kind):
         return None
     floats = isinstance(kind, (FloatType, DoubleType))
     if isinstance(offered, spark.In):
@@ -113,12 +114,28 @@ def _negated(offered: spark.Filter, schema: Schema) -> BooleanExpression | None:
     found = _column(offered, schema)
     if found is None or not isinstance(found[1], _COMPARABLE) or isinstance(found[1], (FloatType, DoubleType)):
         return None
-    name, _ = found
+    name, kind = found
+    if not _fits(offered, kind):
+        return None
     if isinstance(offered, spark.EqualTo) and offered.value is not None:
         return _predicate(NotEqualTo, name, offered.value)
     if isinstance(offered, spark.In) and offered.value and None not in offered.value:
         return _predicate(NotIn, name, list(offered.value))
     return None
+
+
+def _fits(offered: spark.Filter, kind: PrimitiveType) -> bool:
+    """Whether the column could have these values. PyIceberg takes the nearest number for one that is out of range."""
+    given = getattr(offered, "value", None)
+    if isinstance(kind, (FloatType, DoubleType)):
+        return True
+    for value in given if isinstance(given, (list, tuple)) else [given]:
+        try:
+            if value is not None and isinstance(literal(value).to(kind), (AboveMax, BelowMin)):
+                return False
+        except (TypeError, ValueError):
+            return False
+    return True
 
 
 def _column(offered: spark.Filter, schema: Schema) -> tuple[str, PrimitiveType] | None:

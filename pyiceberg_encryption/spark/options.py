@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg_encryption.catalogs import load_catalog
 from pyiceberg_encryption.errors import ConfigurationError
 from pyiceberg_encryption.kms.registry import public_properties
+from pyiceberg_encryption.spark.sql import is_credential
 from pyiceberg_encryption.table.policy import EXPECTED_KEY_ID
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ _READS = frozenset(
     )
 )
 _WRITES = frozenset((BRANCH, FANOUT, OVERWRITE_MODE, OVERWRITE_FILTER, CREATE, COMMIT_ID))
+# As partitionOverwriteMode and replaceWhere, which users of Spark know
+_OF_OTHER_FORMATS = re.compile(r"overwrite|replace|filter|where|merge-?schema")
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|(password|pwd|secret|token|key)=", re.IGNORECASE)
 _PREFIXES = (SUMMARY_PREFIX, TABLE_PROPERTY_PREFIX)
 
 
@@ -60,18 +65,21 @@ class Options:
             if name in (CATALOG, TABLE, *_OF_SPARK):
                 continue
             if name in _READS | _WRITES or name.startswith(_PREFIXES):
+                if not value and not name.startswith(_PREFIXES):
+                    raise ConfigurationError(f"{name} is empty: leave it out, or set it")
                 own[name] = value
             else:
                 properties[name] = value
-        for name in properties:
+        for name, value in properties.items():
             _check_is_not_meant_otherwise(name)
-            _check_may_be_shown(name)
+            _check_may_be_shown(name, value)
         return cls(options.get(CATALOG), table, own, properties)
 
     def check_for_reading(self) -> None:
         self._check_no(_WRITES - _READS, "reads")
 
     def check_for_writing(self) -> None:
+        """A filter that is meant to spare rows from an overwrite, and is one of reads, would spare none."""
         self._check_no(_READS - _WRITES, "writes")
 
     def _check_no(self, others: frozenset[str], what: str) -> None:
@@ -105,11 +113,18 @@ def _check_is_not_meant_otherwise(name: str) -> None:
     meant = difflib.get_close_matches(name, [CATALOG, TABLE, *sorted(_READS | _WRITES)], 1, 0.85)
     if meant:
         raise ConfigurationError(f"{name} is no option. Did you mean {meant[0]}?")
+    if _OF_OTHER_FORMATS.search(name):
+        raise ConfigurationError(
+            f"{name} is no option of this format, and more would be overwritten than it asks for: see {OVERWRITE_MODE} "
+            f"and {OVERWRITE_FILTER}"
+        )
 
 
-def _check_may_be_shown(name: str) -> None:
+def _check_may_be_shown(name: str, value: str) -> None:
     """Spark shows options in its UI and keeps them in its event log, and does not know which of ours are secrets."""
-    if name.startswith("kms.") and not public_properties({name: ""}):
+    is_public = name.startswith("encryption.") or bool(public_properties({name: ""}))
+    may_be_secret = name.startswith("kms.") or is_credential(name)
+    if (may_be_secret and not is_public) or _PASSWORD.search(value):
         raise ConfigurationError(
             f"{name} may be a secret, and Spark would show it: set it in .pyiceberg.yaml, or in a variable "
             "PYICEBERG_CATALOG__…, on the driver and on the executors"

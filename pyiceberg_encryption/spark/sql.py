@@ -62,7 +62,9 @@ CREDENTIALS_NOT_IN_JAVA = {
 }
 
 # Rather too much than too little: what is left out for no reason can be added.
-LIKE_A_CREDENTIAL = re.compile(r"^kms\.|connection-string|credential|key|pass|proxy|secret|token", re.IGNORECASE)
+LIKE_A_CREDENTIAL = re.compile(
+    r"^kms\.|connection-string|credential|key|pass|proxy|secret|token|authorization", re.IGNORECASE
+)
 NO_CREDENTIALS = {
     *(KMS_ENDPOINT, "kms.data-key-spec", "kms.encryption-algorithm-spec"),
     *("azure.keyvault.url", "azure.keyvault.key-wrap-algorithm"),
@@ -75,7 +77,7 @@ class _Settings(dict[str, str]):
     """Does not show credentials where it is printed."""
 
     def __repr__(self) -> str:
-        shown = {name: "…" if _is_credential(name.split(".", 4)[-1]) else value for name, value in self.items()}
+        shown = {name: "…" if is_credential(name.split(".", 4)[-1]) else value for name, value in self.items()}
         return repr(shown)
 
 
@@ -243,10 +245,10 @@ def _is_for_java(label: str, with_credentials: bool) -> bool:
     """What Java does not know does no harm there."""
     if label in (TYPE, "ugi", *JAVA_NAMES_OF_CREDENTIALS) or label.startswith(("encryption.", "py-")):
         return False
-    return with_credentials or not _is_credential(label)
+    return with_credentials or not is_credential(label)
 
 
-def _is_credential(label: str) -> bool:
+def is_credential(label: str) -> bool:
     if label in NO_CREDENTIALS or label.startswith(TABLE_PREFIXES):
         return False
     return LIKE_A_CREDENTIAL.search(label) is not None

@@ -285,3 +285,21 @@ def test_files_are_left_out_where_the_scan_is_planned(table: Table) -> None:
 )
 def test_what_has_no_equal_is_left_to_spark(offered: Filter) -> None:
     assert to_expression([offered], SCHEMA) == AlwaysTrue()
+
+
+@pytest.mark.parametrize(
+    "offered",
+    [
+        Not(In(("an_int",), (1, 2**40))),
+        Not(EqualTo(("an_int",), -(2**40))),
+        In(("a_decimal",), (Decimal("1.0"),)),
+        EqualTo(("a_decimal",), Decimal("0.999")),
+    ],
+)
+def test_values_that_the_column_cannot_have_are_left_to_spark(offered: Filter) -> None:
+    """PyIceberg would leave out the greatest number, for one that is greater still."""
+    schema = Schema(
+        NestedField(1, "an_int", IntegerType(), required=False),
+        NestedField(2, "a_decimal", DecimalType(9, 2), required=False),
+    )
+    assert to_expression([offered], schema) == AlwaysTrue()
