@@ -17,15 +17,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, UUIDType
 
 from pyiceberg_encryption.errors import UsageError
-from pyiceberg_encryption.pipeline.commit import (
-    Once,
-    Overwrite,
-    commit,
-    data_files,
-    mark_as_retried,
-    sweep,
-    was_retried,
-)
+from pyiceberg_encryption.pipeline.commit import Marks, Once, Overwrite, commit, data_files, sweep
 from pyiceberg_encryption.pipeline.sealed import send
 from tests.pipeline.support import JOB, append, new_table, writer, written
 from tests.table_support import path_of
@@ -344,16 +336,29 @@ def test_what_was_committed_meanwhile_is_spared(table: Table, lake: Lake) -> Non
 
 
 @pytest.mark.parametrize("properties", [{}, {"write.object-storage.enabled": "true"}])
-def test_the_mark_of_a_retry(lake: Lake, properties: dict[str, str]) -> None:
+def test_marks_of_a_job(lake: Lake, properties: dict[str, str]) -> None:
+    """The driver and its tasks see the same ones, and nothing is left of them."""
     table = new_table(lake, SCHEMA, properties=properties)
-    _, here = send(table)
-    assert not was_retried(table, JOB)
-    mark_as_retried(here, JOB)
-    mark_as_retried(here, JOB)
-    assert was_retried(table, JOB)
-    assert not was_retried(table, "another")
+    _, remote = send(table)
+    driver, task, of_others = Marks(table, JOB), Marks(remote, JOB), Marks(remote, "another")
+    assert not task.is_running()
+    driver.begin()
+    assert task.is_running()
+    assert not driver.has_retries()
+    task.add_retry()
+    task.add_retry()
+    assert driver.has_retries()
+    assert not of_others.has_retries()
+    assert not of_others.is_running()
+    driver.end()
+    driver.end()
+    assert not task.is_running()
     assert len(sweep(table, JOB)) == 1
-    assert not was_retried(table, JOB)
+    assert not driver.has_retries()
+    task.add_retry()
+    task.remove_retry()
+    assert not driver.has_retries()
+    assert [file for file in lake.files() if JOB in file.name] == []
 
 
 def test_data_elsewhere_is_swept_too(lake: Lake) -> None:
