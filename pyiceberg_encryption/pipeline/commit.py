@@ -193,14 +193,39 @@ def _is_of(job: str, location: str) -> bool:
     return re.search(rf"(^|-){re.escape(job)}[-.]", location.rpartition("/")[2]) is not None
 
 
-def mark_as_retried(table: RemoteTable, job: str) -> None:
-    """Done by an attempt that is not the first at its task, and found by whoever commits the job."""
-    table.io.plain.new_output(_mark(table.metadata, job)).create(overwrite=True).close()
+class Marks:
+    """Empty files beside the data of a job, by which it and its tasks know of each other.
 
+    `running` is there until all results are in, or the job has failed. It is gone before anything is swept. So a task
+    that finds it when its files are complete has them swept if they are not wanted, and one that does not find it
+    deletes them itself: one that another was faster than, or that did not hear yet that the job has failed.
 
-def was_retried(table: Table, job: str) -> bool:
-    return plain_io(table.io).new_input(_mark(table.metadata, job)).exists()
+    `retried` is left by attempts that are not the first at their task, for the job to know that it has to sweep.
+    """
 
+    def __init__(self, table: Table | RemoteTable, job: str) -> None:
+        self._plain = plain_io(table.io)
+        locations = load_location_provider(table.metadata.location, table.metadata.properties)
+        self._running, self._retried = (locations.new_data_location(f"{job}.{name}") for name in ("running", "retried"))
 
-def _mark(metadata: TableMetadata, job: str) -> str:
-    return load_location_provider(metadata.location, metadata.properties).new_data_location(f"{job}.retried")
+    def begin(self) -> None:
+        self._plain.new_output(self._running).create(overwrite=True).close()
+
+    def is_running(self) -> bool:
+        return self._plain.new_input(self._running).exists()
+
+    def end(self) -> None:
+        self._delete(self._running)
+
+    def add_retry(self) -> None:
+        self._plain.new_output(self._retried).create(overwrite=True).close()
+
+    def remove_retry(self) -> None:
+        self._delete(self._retried)
+
+    def has_retries(self) -> bool:
+        return self._plain.new_input(self._retried).exists()
+
+    def _delete(self, location: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._plain.delete(location)

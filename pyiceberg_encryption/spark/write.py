@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyiceberg_encryption.errors import ConfigurationError, UsageError
-from pyiceberg_encryption.pipeline.commit import Once, Overwrite, ancestors, commit, mark_as_retried, sweep, was_retried
+from pyiceberg_encryption.pipeline.commit import Marks, Once, Overwrite, ancestors, commit, sweep
 from pyiceberg_encryption.pipeline.data_writer import DataFileWriter, check_columns
 from pyiceberg_encryption.pipeline.sealed import Envelope, SealedEntries, SealedTable, opened_here, send
 from pyiceberg_encryption.spark import options as names
@@ -70,25 +70,31 @@ class _Job:
     def __getstate__(self) -> dict[str, Any]:
         """Spark pickles the writer of a stream for its executors, and makes another one that only commits."""
         if self._sealed is None:
-            self._sealed = self._prepared()
+            self._prepare()
         return self.__dict__.copy()
 
-    def _prepared(self) -> SealedTable:
+    def _prepare(self) -> Table:
         table = _table_to_write(self._options, self._schema)
         from_spark = FromSpark(table.schema())
         check_columns(table.metadata, from_spark.schema(to_arrow_schema(self._schema)))
-        sealed, _ = send(table)
-        return sealed
+        self._sealed, _ = send(table)
+        return table
+
+    def _job(self, context: TaskContext) -> str:
+        return self._name
+
+    def _is_running(self, marks: Marks) -> bool:
+        return True
 
     def _write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         context = TaskContext.get()
         if self._sealed is None or context is None:
             raise UsageError("A writer writes within a task of Spark")
         table = self._sealed.remote
-        query_id = context.getLocalProperty(_TASK_QUERY_ID)
-        job = f"{query_id}-{context.getLocalProperty(_TASK_BATCH_ID)}" if query_id else self._name
+        job = self._job(context)
+        marks = Marks(table, job)
         if context.attemptNumber() > 0:
-            mark_as_retried(table, job)
+            marks.add_retry()
         name = f"{context.partitionId():05d}-{context.taskAttemptId()}-{job}"
         writer = DataFileWriter(table.io, table.metadata, name, fanout=self._options.flag(names.FANOUT, True))
         try:
@@ -96,6 +102,9 @@ class _Job:
             for batch in batches:
                 writer.write(from_spark(batch))
             files = table.seal_entries(writer.finish())
+            if not self._is_running(marks):
+                marks.remove_retry()
+                raise UsageError("The job of this task has ended without it")
         except BaseException:
             writer.abort()
             raise
@@ -103,7 +112,7 @@ class _Job:
             self._sealed.envelope,
             files,
             job,
-            query_id,
+            context.getLocalProperty(_TASK_QUERY_ID),
             context.getLocalProperty(_TASK_RUN_ID),
             context.attemptNumber(),
             context.taskAttemptId(),
@@ -132,12 +141,11 @@ class _Job:
             for job in jobs:
                 sweep(table, job)
 
-    def _abort(self, messages: list[WriterCommitMessage | None]) -> None:
+    def _abort(self, table: Table, messages: list[WriterCommitMessage | None]) -> None:
         """If no task failed, it was the commit that did, which has cleaned up as far as is safe."""
         written = _written(messages)
         if messages and len(written) == len(messages):
             return
-        table = load_table(self._options)
         for job in {message.job for message in written} or {self._name}:
             sweep(table, job)
 
@@ -145,25 +153,36 @@ class _Job:
 class Writer(_Job, DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType, overwrite: Overwrite | None) -> None:
         super().__init__(options, schema, overwrite)
-        self._sealed = self._prepared()
+        Marks(self._prepare(), self._name).begin()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self._write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        table = load_table(self._options)
+        Marks(table, self._name).end()
         commit_id = self._options.own.get(names.COMMIT_ID)
         once = None
         if commit_id is not None:
             once = Once({COMMIT_ID: commit_id}, lambda summary: True if summary.get(COMMIT_ID) == commit_id else None)
-        self._commit(load_table(self._options), _written(messages), once, {}, is_replay=False)
+        self._commit(table, _written(messages), once, {}, is_replay=False)
+
+    def _is_running(self, marks: Marks) -> bool:
+        return marks.is_running()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._abort(messages)
+        table = load_table(self._options)
+        Marks(table, self._name).end()
+        self._abort(table, messages)
 
 
 class StreamWriter(_Job, DataSourceStreamArrowWriter):
     """The id of the query and the number of the batch are in the summary of the snapshot, as Iceberg Java has them.
     What is there already is not committed again."""
+
+    def _job(self, context: TaskContext) -> str:
+        """The same, whichever run of the query the batch is in."""
+        return f"{context.getLocalProperty(_TASK_QUERY_ID)}-{context.getLocalProperty(_TASK_BATCH_ID)}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self._write(iterator)
@@ -188,7 +207,7 @@ class StreamWriter(_Job, DataSourceStreamArrowWriter):
         self._commit(table, written, once, {RUN_ID: run_id}, is_replay)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._abort(messages)
+        self._abort(load_table(self._options), messages)
 
 
 def overwrite_of(options: Options, overwrite: bool) -> Overwrite | None:
@@ -236,5 +255,6 @@ def _has_retries(table: Table, written: list[Written]) -> bool:
     gap. One that was started last and lost to another is the second at its task, and has left its mark.
     """
     ids = {message.attempt_id for message in written}
+    marks = Marks(table, written[0].job)
     has_gap = len(ids) != max(ids) - min(ids) + 1 if ids else False
-    return has_gap or any(message.attempt_number for message in written) or was_retried(table, written[0].job)
+    return has_gap or any(message.attempt_number for message in written) or marks.has_retries()

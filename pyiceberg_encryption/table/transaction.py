@@ -6,10 +6,11 @@ import contextlib
 import itertools
 import uuid
 import warnings
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression, Or
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, IsNaN, IsNull, Or
 from pyiceberg.expressions.visitors import bind
 from pyiceberg.io.pyarrow import (
     _check_pyarrow_schema_compatible,
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.update import TableRequirement, TableUpdate
     from pyiceberg.table.update.snapshot import UpdateSnapshot as PyIcebergUpdateSnapshot
     from pyiceberg.transforms import Transform
-    from pyiceberg.typedef import TableVersion
+    from pyiceberg.typedef import Record, TableVersion
 
 _ROW_ID = lineage.ROW_ID.name
 _INDEX = "__index"
@@ -295,6 +296,16 @@ class Transaction(PyIcebergTransaction):
             target = lineage.for_rewriting(metadata)
             return list(_dataframe_to_data_files(target, rows, self._table.io, write_uuid, counter))
 
+    def _build_partition_predicate(
+        self, partition_records: set[Record], partition_fields: list[str]
+    ) -> BooleanExpression:
+        """As PyIceberg's, which knows no partition of NaN."""
+        with_nan = [record for record in partition_records if any(map(_is_nan, _values(record)))]
+        found = super()._build_partition_predicate(partition_records.difference(with_nan), partition_fields)
+        for record in with_nan:
+            found = Or(found, reduce(And, map(_is_equal, partition_fields, _values(record))))
+        return found
+
     def _rebuild_snapshot_updates(self) -> None:
         if self.before_retry is not None:
             self.before_retry(self._table.metadata)
@@ -324,6 +335,21 @@ class CreateTableTransaction(PyIcebergCreateTableTransaction, Transaction):
                 UpgradeToFormatV3Update() if isinstance(update, UpgradeFormatVersionUpdate) else update
                 for update in self._updates
             )
+
+
+def _values(record: Record) -> list[Any]:
+    return [record[position] for position in range(len(record))]
+
+
+def _is_nan(value: Any) -> bool:
+    return bool(value != value)
+
+
+def _is_equal(column: str, value: Any) -> BooleanExpression:
+    unary: Any = IsNull if value is None else IsNaN
+    binary: Any = EqualTo
+    found: BooleanExpression = unary(column) if value is None or _is_nan(value) else binary(column, value)
+    return found
 
 
 def _with_row_ids(changed: pa.Table, found: pa.Table, keys: list[str]) -> pa.Table:

@@ -18,7 +18,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from pyroaring import BitMap64
 
 from pyiceberg_encryption.errors import ConfigurationError
-from pyiceberg_encryption.pipeline.sealed import RemoteTable, send
+from pyiceberg_encryption.pipeline.sealed import RemoteTable, SealedTable, _opened, send
 from pyiceberg_encryption.pipeline.splits import Projection, SplitSizes, open_tasks, packed, seal_tasks
 from pyiceberg_encryption.table.deletes import CRC_BYTES, DELETION_VECTOR_MAGIC, LENGTH_BYTES
 from pyiceberg_encryption.table.file_io import FileKey
@@ -59,10 +59,15 @@ def tasks_of(table: Table, row_filter: str | BooleanExpression = ALL) -> list[Fi
     return list(table.scan(row_filter).plan_files())
 
 
+def received(sealed: SealedTable) -> RemoteTable:
+    """As another process has it, which knows no more than what was sent."""
+    return _opened(pickle.loads(pickle.dumps(sealed)))
+
+
 def read(table: Table, tasks: Iterable[FileScanTask], row_filter: BooleanExpression = ALL) -> list[dict[str, Any]]:
     """As another process does it."""
     sealed, here = send(table)
-    there = pickle.loads(pickle.dumps(sealed)).remote
+    there = received(sealed)
     opened = open_tasks(there, pickle.loads(pickle.dumps(seal_tasks(here, tasks))))
     projection = there.open(here.seal(Projection(table.scan(selected_fields=LINEAGE).projection(), row_filter)))
     return [row for batch in projection.batches(there, opened) for row in batch.to_pylist()]
@@ -180,7 +185,7 @@ def test_entries_keep_what_a_reader_needs(lake: Lake) -> None:
     append(table, rows(10, 18))
     sealed, here = send(table)
     tasks = tasks_of(table)
-    opened = open_tasks(sealed.remote, seal_tasks(here, tasks))
+    opened = open_tasks(received(sealed), seal_tasks(here, tasks))
     assert len(tasks) == 4
     for before, after in zip(tasks, opened, strict=True):
         for one, other in ((before.file, after.file), *zip(before.delete_files, after.delete_files, strict=True)):
@@ -203,7 +208,7 @@ def test_each_file_is_sent_once(table: Table) -> None:
     parts = [part for tasks in packed([large], sizes(1)) for part in tasks]
     one, all_of_it = seal_tasks(here, [large]), seal_tasks(here, parts)
     assert len(all_of_it.entries.groups[0][1]) == len(one.entries.groups[0][1])
-    assert [split(task) for task in open_tasks(sealed.remote, all_of_it)] == [split(task) for task in parts]
+    assert [split(task) for task in open_tasks(received(sealed), all_of_it)] == [split(task) for task in parts]
 
 
 def test_several_deletion_vectors_lie_in_one_file(lake: Lake) -> None:
@@ -229,7 +234,7 @@ def test_sizes_come_from_options_and_properties() -> None:
 
 def test_a_remote_table_has_no_history(table: Table) -> None:
     sealed, _ = send(table)
-    remote: RemoteTable = sealed.remote
+    remote = received(sealed)
     assert not remote.metadata.snapshots
     assert not remote.metadata.refs
     assert remote.metadata.schema() == table.schema()
