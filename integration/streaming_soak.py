@@ -10,12 +10,14 @@ import argparse
 import base64
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,8 @@ from integration import spark
 from pyiceberg_encryption import load_catalog
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyiceberg.table import Table
 
 ROWS_PER_BATCH = 50
@@ -93,17 +97,14 @@ def soak(folder: Path, batches: int, between_kills: tuple[float, float] = SECOND
     tables = [catalog.create_table(name, SCHEMA, properties=PROPERTIES) for name in TABLES]
     kills = 0
     while committed(tables[0]) < batches:
-        driver = _start(folder)
-        with suppress(subprocess.TimeoutExpired):
+        with _driver(folder) as driver, suppress(subprocess.TimeoutExpired):
             driver.wait(random.uniform(*between_kills))
-        if driver.poll() is not None:
-            raise RuntimeError(f"the driver ended by itself: {(folder / 'driver.log').read_text()[-3000:]}")
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
+            raise RuntimeError(f"the driver ended by itself: {_reason(folder)}")
         kills += 1
         print(f"{kills} kills, {[committed(table) for table in tables]} batches", flush=True)
     (folder / "end").touch()
-    assert _start(folder).wait(600) == 0, (folder / "driver.log").read_text()[-3000:]
+    with _driver(folder) as driver:
+        assert driver.wait(900) == 0, _reason(folder)
     for table in tables:
         check(table)
     return {"kills": kills, "first": committed(tables[0]), "second": committed(tables[1])}
@@ -134,12 +135,26 @@ def _reads_as_plaintext(path: str) -> bool:
     return True
 
 
-def _start(folder: Path) -> subprocess.Popen[bytes]:
+@contextmanager
+def _driver(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Killed at the end, with all that it started."""
     command = [sys.executable, "-m", "integration.streaming_soak", "--driver", str(folder)]
     with (folder / "driver.log").open("wb") as log:
-        return subprocess.Popen(
+        driver = subprocess.Popen(
             command, env=environment(folder), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
+    try:
+        yield driver
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+
+
+def _reason(folder: Path) -> str:
+    """Of all that Spark writes when it fails, what Python had to say."""
+    log = (folder / "driver.log").read_text()
+    return "\n".join(re.findall(r"^\w[\w.]*(?:Error|Exception)\b.*", log, re.MULTILINE)[:10]) or log[-3000:]
 
 
 def main() -> None:
@@ -150,8 +165,10 @@ def main() -> None:
     if arguments.driver:
         run_queries(arguments.driver)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        print(soak(Path(folder), arguments.batches))
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    print(f"in {folder}, which stays if something is wrong", flush=True)
+    print(soak(folder, arguments.batches))
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from integration.streaming_soak import soak
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.timeout(900)
 def test_every_row_once_although_the_driver_is_killed(tmp_path: Path) -> None:
     seen = soak(tmp_path, batches=6, between_kills=(14.0, 22.0))
     assert seen["kills"] >= 1
