@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 ROWS_PER_BATCH = 50
 TABLES = ("soak.first", "soak.second")
 SCHEMA = Schema(NestedField(1, "timestamp", TimestamptzType()), NestedField(2, "value", LongType()))
-SECONDS_BETWEEN_KILLS = (40.0, 150.0)
+LONGEST_LIFE = 120.0  # seconds, after the first batch
+PATIENCE = 300.0
 PROPERTIES = {"encryption.key-id": "soak", "write.metadata.previous-versions-max": "5"}
 
 
@@ -91,15 +92,18 @@ def run_queries(folder: Path) -> None:
     raise SystemExit(str([query.exception() for query in queries]))
 
 
-def soak(folder: Path, batches: int, between_kills: tuple[float, float] = SECONDS_BETWEEN_KILLS) -> dict[str, int]:
+def soak(folder: Path, batches: int, longest_life: float = LONGEST_LIFE) -> dict[str, int]:
+    """Each driver is killed some time after its first batch; most of them in the middle of one."""
     catalog = load_catalog("soak", **properties(folder))
     catalog.create_namespace_if_not_exists("soak")
     tables = [catalog.create_table(name, SCHEMA, properties=PROPERTIES) for name in TABLES]
     kills = 0
     while committed(tables[0]) < batches:
-        with _driver(folder) as driver, suppress(subprocess.TimeoutExpired):
-            driver.wait(random.uniform(*between_kills))
-            raise RuntimeError(f"the driver ended by itself: {_reason(folder)}")
+        with _driver(folder) as driver:
+            _wait_for_a_batch(driver, tables[0], folder)
+            with suppress(subprocess.TimeoutExpired):
+                driver.wait(random.uniform(0, longest_life))
+                raise RuntimeError(f"the driver ended by itself: {_reason(folder)}")
         kills += 1
         print(f"{kills} kills, {[committed(table) for table in tables]} batches", flush=True)
     (folder / "end").touch()
@@ -133,6 +137,14 @@ def _reads_as_plaintext(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _wait_for_a_batch(driver: subprocess.Popen[bytes], table: Table, folder: Path) -> None:
+    before, end = committed(table), time.monotonic() + PATIENCE
+    while committed(table) == before:
+        if driver.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"the driver made no progress: {_reason(folder)}")
+        time.sleep(0.5)
 
 
 @contextmanager

@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 
 @pytest.mark.timeout(900)
 def test_every_row_once_although_the_driver_is_killed(tmp_path: Path) -> None:
-    seen = soak(tmp_path, batches=6, between_kills=(14.0, 22.0))
-    assert seen["kills"] >= 1
+    seen = soak(tmp_path, batches=5, longest_life=4.0)
+    assert seen["kills"] > 0
     assert min(seen["first"], seen["second"]) > 0
