@@ -79,10 +79,10 @@ def hive_metastore(folder: Path) -> Iterator[str]:
 
 
 def builder(master: str, settings: Mapping[str, str] = EMPTY_DICT) -> Any:
-    """For a session of Spark, on a Java that is found or fetched."""
+    """For a session of Spark, on a Java that is found or fetched, with this Python for its workers."""
     from pyspark.sql import SparkSession
 
-    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.update(spark_environment())
     chosen = SparkSession.builder.master(master)
     for name, value in {**SETTINGS, **settings}.items():
         chosen = chosen.config(name, value)

@@ -212,7 +212,7 @@ class Marks:
         self._plain.new_output(self._running).create(overwrite=True).close()
 
     def is_running(self) -> bool:
-        return self._plain.new_input(self._running).exists()
+        return self._exists(self._running)
 
     def end(self) -> None:
         self._delete(self._running)
@@ -224,7 +224,15 @@ class Marks:
         self._delete(self._retried)
 
     def has_retries(self) -> bool:
-        return self._plain.new_input(self._retried).exists()
+        return self._exists(self._retried)
+
+    def _exists(self, location: str) -> bool:
+        """PyIceberg's own look with fsspec finds no local file."""
+        try:
+            self._plain.new_input(location).open().close()
+        except FileNotFoundError:
+            return False
+        return True
 
     def _delete(self, location: str) -> None:
         with contextlib.suppress(FileNotFoundError):

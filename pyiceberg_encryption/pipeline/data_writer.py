@@ -14,7 +14,6 @@ from pyiceberg.io.fileformat import FileFormatFactory
 from pyiceberg.io.pyarrow import (
     _check_pyarrow_schema_compatible,
     _get_field_from_arrow_table,
-    _to_requested_schema,
     pyarrow_to_schema,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestEntryStatus
@@ -29,6 +28,7 @@ from pyiceberg.utils.properties import property_as_int
 from pyiceberg_encryption.errors import UsageError
 from pyiceberg_encryption.table.data_files import formats_of_v3
 from pyiceberg_encryption.table.manifests import KEY_METADATA
+from pyiceberg_encryption.table.projection import to_requested_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,10 +239,10 @@ class DataFileWriter:
         with formats_of_v3():
             model = FileFormatFactory.get(self._format)
         batches = [
-            _to_requested_schema(
-                requested_schema=sanitize_column_names(schema),
-                file_schema=source,
-                batch=batch,
+            to_requested_schema(
+                sanitize_column_names(schema),
+                source,
+                batch,
                 downcast_ns_timestamp_to_us=downcast,
                 include_field_ids=True,
                 format_model=model,

@@ -47,9 +47,11 @@ def _listed_by_arrow(plain: PyArrowFileIO, folder: str) -> Iterator[StoredFile]:
 def _listed_by_fsspec(get_fs: Any, folder: str) -> Iterator[StoredFile]:
     parsed = urlparse(folder)
     file_system = get_fs(parsed.scheme or "file", parsed.netloc)
-    file_system.invalidate_cache()
     path = file_system._strip_protocol(folder)
-    for name, info in file_system.find(path, detail=True).items():
+    file_system.invalidate_cache()
+    found = file_system.find(path, detail=True)
+    file_system.invalidate_cache()  # or what is made later is not found
+    for name, info in found.items():
         yield StoredFile(folder + name.removeprefix(path), info["size"], _changed(info))
 
 

@@ -41,6 +41,7 @@ from pyiceberg.types import (
     StringType,
     TimestampType,
     TimestamptzType,
+    UUIDType,
 )
 from pyspark.sql import datasource as spark
 
@@ -78,6 +79,8 @@ def _translated(offered: spark.Filter, schema: Schema) -> BooleanExpression | No
     if found is None:
         return None
     name, kind = found
+    if isinstance(kind, UUIDType):  # which Arrow cannot compare, and it compares with statistics even to find nulls
+        return None
     if isinstance(offered, spark.IsNull):
         return _predicate(IsNull, name)
     if isinstance(offered, spark.IsNotNull):

@@ -158,14 +158,14 @@ def _as_type(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     if pa.types.is_struct(wanted):
         parts = [_as_type(pc.struct_field(column, field.name), field.type) for field in wanted]
         return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=nulls)
+    start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+    offsets = pc.subtract(column.offsets, start).cast(pa.int32())
     if pa.types.is_map(wanted):
-        start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
         keys = _as_type(column.keys.slice(start, end - start), wanted.key_type)
         items = _as_type(column.items.slice(start, end - start), wanted.item_type)
-        return pa.MapArray.from_arrays(pc.subtract(column.offsets, start), keys, items, type=wanted, mask=nulls)
-    lengths = pc.fill_null(pc.list_value_length(column), 0)
-    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths).cast(pa.int32())])
-    return pa.ListArray.from_arrays(offsets, _as_type(column.flatten(), wanted.value_type), type=wanted, mask=nulls)
+        return pa.MapArray.from_arrays(offsets, keys, items, type=wanted, mask=nulls)
+    values = _as_type(column.values.slice(start, end - start), wanted.value_type)
+    return pa.ListArray.from_arrays(offsets, values, type=wanted, mask=nulls)
 
 
 def _has_uuid(kind: pa.DataType) -> bool:

@@ -11,7 +11,6 @@ from pyiceberg.expressions.visitors import bind, translate_column_names
 from pyiceberg.io.pyarrow import ArrowScan as PyIcebergArrowScan
 from pyiceberg.io.pyarrow import (
     _get_column_projection_values,
-    _to_requested_schema,
     expression_to_pyarrow,
     pyarrow_to_schema,
 )
@@ -24,6 +23,7 @@ from pyiceberg_encryption.table.avro_data import AvroDataFile
 from pyiceberg_encryption.table.data_files import open_data_file
 from pyiceberg_encryption.table.deletes import deleted_positions, remaining
 from pyiceberg_encryption.table.manifests import V3DataFile
+from pyiceberg_encryption.table.projection import to_requested_schema
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -122,7 +122,7 @@ class _TaskReader:
                 batch = batch.filter(late)
             start += read.num_rows
             if batch.num_rows:
-                yield _to_requested_schema(
+                yield to_requested_schema(
                     self._requested,
                     schema,
                     batch,

@@ -335,10 +335,12 @@ def test_what_was_committed_meanwhile_is_spared(table: Table, lake: Lake) -> Non
     assert ids(other) == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("properties", [{}, {"write.object-storage.enabled": "true"}])
-def test_marks_of_a_job(lake: Lake, properties: dict[str, str]) -> None:
+@pytest.mark.parametrize("file_io", ["pyarrow.PyArrowFileIO", "fsspec.FsspecFileIO"])
+@pytest.mark.parametrize("layout", [{}, {"write.object-storage.enabled": "true"}])
+def test_marks_of_a_job(lake: Lake, layout: dict[str, str], file_io: str) -> None:
     """The driver and its tasks see the same ones, and nothing is left of them."""
-    table = new_table(lake, SCHEMA, properties=properties)
+    new_table(lake, SCHEMA, properties=layout)
+    table = lake.load(**{"py-io-impl": f"pyiceberg.io.{file_io}"})
     _, remote = send(table)
     driver, task, of_others = Marks(table, JOB), Marks(remote, JOB), Marks(remote, "another")
     assert not task.is_running()

@@ -36,7 +36,9 @@ from pyiceberg.types import (
     FixedType,
     FloatType,
     IntegerType,
+    ListType,
     LongType,
+    MapType,
     NestedField,
     StringType,
     StructType,
@@ -278,6 +280,44 @@ def test_what_is_aborted_leaves_no_file(lake: Lake) -> None:
     empty = writer(table, "empty")
     assert not empty.finish()
     empty.abort()
+
+
+STRUCT = StructType(NestedField(90, "x", LongType()), NestedField(91, "y", StringType()))
+OF_STRUCTS = Schema(
+    NestedField(1, "id", LongType()),
+    NestedField(2, "some", ListType(3, STRUCT, element_required=False)),
+    NestedField(4, "named", MapType(5, StringType(), 6, STRUCT, value_required=False)),
+    NestedField(7, "more", ListType(8, ListType(9, STRUCT, element_required=False), element_required=False)),
+)
+
+
+@pytest.mark.parametrize("nulls", [{0}, {2, 3}, {0, 1, 4}, set(range(5)), set()])
+def test_what_is_null_is_not_empty(lake: Lake, nulls: set[int]) -> None:
+    """Nor is what PyIceberg reads of it: a part of a batch, and columns that were added or moved."""
+    one = {"x": 1, "y": "a"}
+    kinds: list[tuple[Any, Any, Any]] = [
+        ([], [], []),
+        ([one], [("k", one)], [[one], None]),
+        ([None], [("k", None)], [None]),
+        ([one, None, one], [("k", one), ("l", None)], [[None], []]),
+        ([one], [], [[]]),
+    ]
+    given = [(None, None, None) if number in nulls else kind for number, kind in enumerate(kinds)]
+    rows = [
+        {"id": number, "some": some, "named": named, "more": more} for number, (some, named, more) in enumerate(given)
+    ]
+    table = new_table(lake, OF_STRUCTS)
+    arrow = schema_to_pyarrow(OF_STRUCTS, include_field_ids=False)
+    (batch,) = pa.Table.from_pylist([rows[0], *rows, rows[0]], arrow).to_batches()
+    append(table, pa.Table.from_batches([batch.slice(1, 5)]))
+    assert table.scan().to_arrow().to_pylist() == rows
+    assert table.scan("id > 1").to_arrow().to_pylist() == rows[2:]
+    with table.update_schema() as update:
+        update.add_column(("some", "z"), LongType())
+        update.move_first(("some", "y"))
+    evolved = table.scan().to_arrow()["some"].to_pylist()
+    assert [some is None for some in evolved] == [row["some"] is None for row in rows]
+    assert evolved[3] in (None, [{"y": "a", "x": 1, "z": None}, None, {"y": "a", "x": 1, "z": None}])
 
 
 def test_every_file_has_a_key_of_its_own(lake: Lake) -> None:

@@ -272,6 +272,7 @@ def test_files_are_left_out_where_the_scan_is_planned(table: Table) -> None:
     "offered",
     [
         EqualTo(("a_uuid",), "f79c3e09-677c-4bbd-a479-3f349cb785e7"),
+        IsNotNull(("a_uuid",)),
         EqualTo(("a.dot",), 1),
         EqualTo(("nowhere",), 1),
         IsNull(("a_list",)),
