@@ -7,6 +7,7 @@ keeps or shows of it. Who started it looks at what is left.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -23,9 +24,10 @@ import pyspark
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from integration import spark as java_spark
-from integration.unitest_kms import UnitestKms
 from pyiceberg_encryption import load_catalog
+from pyiceberg_encryption.kms.master_keys import MasterKeyClient
 from pyiceberg_encryption.kms.registry import PY_KMS_IMPL
+from pyiceberg_encryption.secret import Secret
 from pyiceberg_encryption.spark import register
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ CATALOG = "cluster"
 WORKERS = 2
 OTHER_HOST = "127.0.0.2"
 KEY = {"encryption.key-id": "keyA"}
+# Not those of other tests, which may run at the same time and send theirs.
+MASTER_KEYS = {"keyA": hashlib.sha256(b"the master key of the cluster").digest()[:16]}
 CREATED = {
     "create-table": "true",
     "table-property.encryption.key-id": "keyA",
@@ -81,11 +85,13 @@ FAULTS: dict[str, dict[int, str]] = {
 LATE_AT_MOST = 20.0
 
 
-class JournalKms(UnitestKms):
+class JournalKms(MasterKeyClient):
     """Notes who asks it to unwrap what."""
 
+    where = "a cluster of Spark"
+
     def __init__(self, properties: Mapping[str, str]) -> None:
-        super().__init__(properties)
+        super().__init__(properties, {key_id: Secret(key) for key_id, key in MASTER_KEYS.items()})
         self._journal = Path(properties["kms.journal"])
 
     def unwrap_key(self, wrapped_key: bytes, wrapping_key_id: str) -> Any:

@@ -17,7 +17,6 @@ from integration.sniffer import Sniffer, forms, found
 from pyiceberg_encryption import load_catalog
 from pyiceberg_encryption.table import reached
 from pyiceberg_encryption.table.file_io import FileKey
-from tests.support import JAVA_MASTER_KEYS
 from tests.table_support import data_files, path_of
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def keys_of(run: Run) -> Iterator[bytes]:
                 yield bytes(key.open().encryption_key.expose())
         _, kek = cast("EncryptedFileIO", table.io).keys.keyring(table.metadata).kek_for_transport()
         yield bytes(kek.expose())
-    yield from JAVA_MASTER_KEYS.values()
+    yield from cluster.MASTER_KEYS.values()
 
 
 def check_holds_no_key(run: Run, place: Iterable[bytes | bytearray]) -> None:

@@ -61,6 +61,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def spark(environment: dict[str, str]) -> Iterator[Any]:
     with plain_session(environment) as session:
+        # Another test may have started Spark before, and its workers have that one's environment.
+        session.sparkContext.environment.update(environment)
         yield session
 
 
