@@ -47,11 +47,6 @@ class Reader(DataSourceReader):
         self._tasks_at_once = tasks_at_once
         self._filters: list[Filter] = []
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """All are returned, for Spark to apply them once more: files are read with somewhat wider ones."""
-        self._filters = filters
-        return filters
-
     def partitions(self) -> list[SealedPartition]:
         table = load_table(self._options)
         scan = with_columns(scan_of(table, self._options), self._schema)
@@ -61,6 +56,15 @@ class Reader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._schema)
+
+
+class ReaderWithFilters(Reader):
+    """Is offered the filters of a query."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """All are returned, for Spark to apply them once more: files are read with somewhat wider ones."""
+        self._filters = filters
+        return filters
 
 
 def load_table(options: Options) -> Table:
