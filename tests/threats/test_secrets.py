@@ -187,7 +187,8 @@ def test_22_tracebacks_of_a_keyring_whose_metadata_was_changed() -> None:
     )
     key_id = keyring.seal_manifest_list_key(METADATA)
     kek_entry, entry = keyring.added
-    changed = replace(entry, encrypted_key_metadata=entry.encrypted_key_metadata[:-1] + b"x")
+    value = entry.encrypted_key_metadata
+    changed = replace(entry, encrypted_key_metadata=value[:-1] + bytes([value[-1] ^ 1]))
     reader = Keyring([kek_entry, changed], master_key_id="keyA", kek_cache=KekCache(kms))
     for call in (
         lambda: reader.open_manifest_list_key(key_id),
