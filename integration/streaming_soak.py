@@ -30,7 +30,7 @@ from integration import spark
 from pyiceberg_encryption import load_catalog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyiceberg.table import Table
 
@@ -52,11 +52,11 @@ def properties(folder: Path) -> dict[str, str]:
     }
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, configured: Mapping[str, str] | None = None) -> dict[str, str]:
     """How a catalog of PyIceberg is configured for other processes."""
     home = folder / "home"
     home.mkdir(exist_ok=True)
-    lines = [f"      {name}: {value!r}" for name, value in properties(folder).items()]
+    lines = [f"      {name}: {value!r}" for name, value in (configured or properties(folder)).items()]
     (home / ".pyiceberg.yaml").write_text("\n".join(["catalog:", "  soak:", *lines, ""]))
     return {**os.environ, "PYICEBERG_HOME": str(home), "PYTHONPATH": str(Path.cwd()), "PYSPARK_PYTHON": sys.executable}
 

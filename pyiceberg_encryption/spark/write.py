@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ class Written(WriterCommitMessage):
     envelope: Envelope
     files: SealedEntries
     job: str
+    family: str
     query_id: str | None
     run_id: str | None
     attempt_number: int
@@ -58,7 +60,11 @@ class Written(WriterCommitMessage):
 
 
 class _Job:
-    """What the writers of batches and of streams share: one attempt of one task, and the end of it all."""
+    """What the writers of batches and of streams share: one attempt of one task, and the end of it all.
+
+    A job is one run of a write. Its family are all runs of the same write, of which one alone comes into the table. So
+    what the family has left is swept once one did, and not before: another one may be about to commit.
+    """
 
     def __init__(self, options: Options, schema: StructType, overwrite: Overwrite | None) -> None:
         self._options = options
@@ -80,8 +86,9 @@ class _Job:
         self._sealed, _ = send(table)
         return table
 
-    def _job(self, context: TaskContext) -> str:
-        return self._name
+    def _names(self, context: TaskContext) -> tuple[str, str]:
+        """Of the job, and of its family."""
+        raise NotImplementedError
 
     def _is_running(self, marks: Marks) -> bool:
         return True
@@ -91,7 +98,7 @@ class _Job:
         if self._sealed is None or context is None:
             raise UsageError("A writer writes within a task of Spark")
         table = self._sealed.remote
-        job = self._job(context)
+        job, family = self._names(context)
         marks = Marks(table, job)
         if context.attemptNumber() > 0:
             marks.add_retry()
@@ -112,6 +119,7 @@ class _Job:
             self._sealed.envelope,
             files,
             job,
+            family,
             context.getLocalProperty(_TASK_QUERY_ID),
             context.getLocalProperty(_TASK_RUN_ID),
             context.attemptNumber(),
@@ -137,23 +145,39 @@ class _Job:
             for job in jobs:
                 sweep(table, job)
             raise
-        if not is_new or is_replay or _has_retries(table, written):
-            for job in jobs:
-                sweep(table, job)
+        was_there = bool(files) and not is_new
+        if was_there or (is_new and is_replay):
+            jobs = {message.family for message in written}
+        elif not _has_retries(table, written):
+            return
+        for job in jobs:
+            sweep(table, job)
 
-    def _abort(self, table: Table, messages: list[WriterCommitMessage | None]) -> None:
-        """If no task failed, it was the commit that did, which has cleaned up as far as is safe."""
+    def _abort(self, table: Table, messages: list[WriterCommitMessage | None]) -> bool:
+        """Whether a task failed. If none did, it was the commit, which has cleaned up as far as is safe."""
         written = _written(messages)
         if messages and len(written) == len(messages):
-            return
+            return False
         for job in {message.job for message in written} or {self._name}:
             sweep(table, job)
+        return True
 
 
 class Writer(_Job, DataSourceArrowWriter):
+    """With a name for the commit, all writes of that name are a family. If one is killed, a mark of it stays behind."""
+
     def __init__(self, options: Options, schema: StructType, overwrite: Overwrite | None) -> None:
         super().__init__(options, schema, overwrite)
-        Marks(self._prepare(), self._name).begin()
+        table = self._prepare()
+        self._commit_id = options.own.get(names.COMMIT_ID)
+        self._family, self._is_replay = self._name, False
+        if self._commit_id is not None:
+            self._family = hashlib.sha256(self._commit_id.encode()).hexdigest()[:32]
+            self._name = f"{self._family}-{self._name}"
+            marks = Marks(table, self._family)
+            self._is_replay = marks.is_running()
+            marks.begin()
+        Marks(table, self._name).begin()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self._write(iterator)
@@ -161,11 +185,16 @@ class Writer(_Job, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         table = load_table(self._options)
         Marks(table, self._name).end()
-        commit_id = self._options.own.get(names.COMMIT_ID)
+        commit_id = self._commit_id
         once = None
         if commit_id is not None:
             once = Once({COMMIT_ID: commit_id}, lambda summary: True if summary.get(COMMIT_ID) == commit_id else None)
-        self._commit(table, _written(messages), once, {}, is_replay=False)
+        self._commit(table, _written(messages), once, {}, self._is_replay)
+        if commit_id is not None:
+            Marks(table, self._family).end()
+
+    def _names(self, context: TaskContext) -> tuple[str, str]:
+        return self._name, self._family
 
     def _is_running(self, marks: Marks) -> bool:
         return marks.is_running()
@@ -173,16 +202,19 @@ class Writer(_Job, DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         table = load_table(self._options)
         Marks(table, self._name).end()
-        self._abort(table, messages)
+        has_swept = self._abort(table, messages)
+        if has_swept and self._commit_id is not None and not self._is_replay:
+            Marks(table, self._family).end()
 
 
 class StreamWriter(_Job, DataSourceStreamArrowWriter):
     """The id of the query and the number of the batch are in the summary of the snapshot, as Iceberg Java has them.
     What is there already is not committed again."""
 
-    def _job(self, context: TaskContext) -> str:
-        """The same, whichever run of the query the batch is in."""
-        return f"{context.getLocalProperty(_TASK_QUERY_ID)}-{context.getLocalProperty(_TASK_BATCH_ID)}"
+    def _names(self, context: TaskContext) -> tuple[str, str]:
+        """The family's is the same, whichever run of the query the batch is in."""
+        family = f"{context.getLocalProperty(_TASK_QUERY_ID)}-{context.getLocalProperty(_TASK_BATCH_ID)}"
+        return f"{family}-{context.getLocalProperty(_TASK_RUN_ID)}", family
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self._write(iterator)
