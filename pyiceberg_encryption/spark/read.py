@@ -16,6 +16,7 @@ from pyiceberg_encryption.pipeline.splits import Projection, SealedTasks, SplitS
 from pyiceberg_encryption.spark import options as names
 from pyiceberg_encryption.spark.filters import to_expression
 from pyiceberg_encryption.spark.types import ToSpark, to_spark_schema
+from pyiceberg_encryption.spark.worker import make_ready_for_next_task
 from pyiceberg_encryption.table.table import checked
 
 if TYPE_CHECKING:
@@ -68,7 +69,9 @@ class ReaderWithFilters(Reader):
 
 
 def load_table(options: Options) -> Table:
-    return checked(options.load_catalog().load_table(options.table))
+    table = checked(options.load_catalog().load_table(options.table))
+    make_ready_for_next_task()
+    return table
 
 
 def scan_of(table: Table, options: Options) -> DataScan | IncrementalAppendScan:
@@ -142,6 +145,7 @@ def read_partition(partition: InputPartition | None, schema: StructType) -> Iter
     to_spark = ToSpark(schema)
     for batch in projection.batches(table, open_tasks(table, partition.tasks)):
         yield to_spark(batch)
+    make_ready_for_next_task()
 
 
 def _row_filter(options: Options) -> BooleanExpression:

@@ -22,6 +22,7 @@ from pyiceberg_encryption.pipeline.sealed import Envelope, SealedEntries, Sealed
 from pyiceberg_encryption.spark import options as names
 from pyiceberg_encryption.spark.read import load_table
 from pyiceberg_encryption.spark.types import FromSpark
+from pyiceberg_encryption.spark.worker import make_ready_for_next_task
 from pyiceberg_encryption.table import policy
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class _Job:
         except BaseException:
             writer.abort()
             raise
+        make_ready_for_next_task()
         return Written(
             self._sealed.envelope,
             files,
