@@ -23,9 +23,10 @@ lint: $(VENV)/.installed-lint
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(VENV)/.installed-test           ## speed, beside Iceberg Java, bare AES-GCM and plain PyIceberg
+bench: $(VENV)/.installed-test           ## speed, beside Iceberg Java, bare AES-GCM, plain PyIceberg and Spark
 	$(VENV)/bin/python -m benchmarks.streams
 	$(VENV)/bin/python -m benchmarks.tables
+	$(VENV)/bin/python -m benchmarks.spark
 
 fuzz: $(VENV)/.installed-fuzz            ## each parser and the reader, for SECONDS each
 	@mkdir -p .cache/fuzz
