@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,35 +10,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructType
 
-from pyiceberg_encryption import load_catalog
 from pyiceberg_encryption.errors import ConfigurationError, UsageError
 from pyiceberg_encryption.jobs import rekey
 from pyiceberg_encryption.spark.options import Options
 from pyiceberg_encryption.spark.stream import StreamReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from pyiceberg.table import Table
 
 SCHEMA = StructType().add("id", LongType())
-
-
-@pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
-    settings = {
-        "TYPE": "sql",
-        "URI": f"sqlite:///{tmp_path}/catalog.db",
-        "WAREHOUSE": f"file://{tmp_path}/warehouse",
-        "ENCRYPTION__KMS_TYPE": "memory",
-        "KMS__MEMORY__KEY__MINE": base64.b64encode(bytes(range(16))).decode(),
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(f"PYICEBERG_CATALOG__STREAMED__{name}", value)
-    with load_catalog("streamed") as catalog:
-        catalog.create_namespace("db")
-        yield catalog.create_table("db.t", pa.schema([("id", pa.int64())]), properties={"encryption.key-id": "mine"})
 
 
 def append(table: Table, *ids: int) -> int:
