@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.schema import Schema
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.types import LongType, NestedField, TimestamptzType
 
 from integration import spark
@@ -132,9 +133,11 @@ def check(table: Table) -> None:
 
 def _is_of_last_batch(path: str, table: Table) -> bool:
     """Of the batch in which a query was stopped for good. It would be swept when the query is started again."""
+    from pyiceberg_encryption.spark.write import family_of
+
     (last,) = {int(batch) for batch in _entries(table, "spark.sql.streaming.epochId")[-1:]}
     (query,) = set(_entries(table, "spark.sql.streaming.queryId"))
-    return f"{query}-{last + 1}-" in path
+    return family_of(table.metadata, MAIN_BRANCH, query, str(last + 1)) in path
 
 
 def _entries(table: Table, name: str) -> list[str]:

@@ -15,7 +15,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 
 from pyiceberg_encryption.errors import UsageError
 from pyiceberg_encryption.pipeline.data_writer import partition_name
-from pyiceberg_encryption.pipeline.listing import files_below
+from pyiceberg_encryption.pipeline.listing import files_below, place
 from pyiceberg_encryption.table import reached
 from pyiceberg_encryption.table.file_io import plain_io
 from pyiceberg_encryption.table.transaction import Transaction
@@ -174,8 +174,8 @@ def sweep(table: Table, job: str) -> list[str]:
     found = [file.location for file in files_below(plain, folder) if _is_of(job, file.location)]
     if found:
         table.refresh()
-        listed = data_files(table, job)
-        found = [location for location in found if location not in listed]
+        listed = {place(location) for location in data_files(table, job)}
+        found = [location for location in found if place(location) not in listed]
     for location in found:
         with contextlib.suppress(FileNotFoundError):
             plain.delete(location)

@@ -29,8 +29,8 @@ from pyiceberg_encryption.catalogs.base import checked as checked_catalog
 from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, IntegrityError, UsageError
 from pyiceberg_encryption.pipeline.commit import Once, commit, sweep
 from pyiceberg_encryption.pipeline.engine import engine_for
-from pyiceberg_encryption.pipeline.listing import files_below
-from pyiceberg_encryption.pipeline.orphans import outside, place, reached_by
+from pyiceberg_encryption.pipeline.listing import files_below, place
+from pyiceberg_encryption.pipeline.orphans import outside, reached_by
 from pyiceberg_encryption.pipeline.rewrite import (
     RewriteTask,
     Rewritten,

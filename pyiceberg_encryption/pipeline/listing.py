@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyiceberg.io import FileIO
+
+_SCHEME_AND_AUTHORITY = re.compile(r"[A-Za-z][\w+.-]*:(//[^/]*)?")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ def files_below(plain: FileIO, folder: str) -> Iterator[StoredFile]:
     if get_fs is None:
         raise UsageError(f"{type(plain).__name__} cannot list files: set py-io-impl to PyArrow's or fsspec's FileIO")
     return _listed_by_fsspec(get_fs, folder.rstrip("/"))
+
+
+def place(location: str) -> str:
+    """Where a file is, without the scheme and authority that engines write differently. Two files that differ in these
+    alone count as one, and are kept."""
+    return re.sub("/+", "/", "/" + _SCHEME_AND_AUTHORITY.sub("", location, count=1))
 
 
 def _listed_by_arrow(plain: PyArrowFileIO, folder: str) -> Iterator[StoredFile]:

@@ -14,7 +14,7 @@ from pyiceberg.table.locations import load_location_provider
 
 from pyiceberg_encryption.errors import UsageError
 from pyiceberg_encryption.pipeline.engine import LocalEngine
-from pyiceberg_encryption.pipeline.listing import files_below
+from pyiceberg_encryption.pipeline.listing import files_below, place
 from pyiceberg_encryption.table import reached
 from pyiceberg_encryption.table.file_io import plain_io
 
@@ -35,7 +35,6 @@ _BEGINNING_LENGTH = 64 * 1024
 _TABLE_UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 _CHECKSUMS = re.compile(r"/\.([^/]+)\.crc$")
 _UNCLEAR = re.compile(r"/\.{1,2}(/|$)|[?#]")  # "." and "..", and what FileIOs cut off as a query or a fragment
-_SCHEME_AND_AUTHORITY = re.compile(r"[A-Za-z][\w+.-]*:(//[^/]*)?")
 
 
 def remove_orphan_files(
@@ -148,12 +147,6 @@ def _table_uuid(plain: FileIO, location: str) -> str | None:
             beginning = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(beginning, _BEGINNING_LENGTH)
     found = _TABLE_UUID.search(beginning)
     return found[1].decode() if found else None
-
-
-def place(location: str) -> str:
-    """Where a file is, without the scheme and authority that engines write differently. Two files that differ in these
-    alone count as one, and are kept."""
-    return re.sub("/+", "/", "/" + _SCHEME_AND_AUTHORITY.sub("", location, count=1))
 
 
 def _normal(location: str) -> str:

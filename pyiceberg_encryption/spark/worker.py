@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import zipimport
 from functools import cache
-from zipimport import zipimporter
 
 
 def make_ready_for_next_task() -> None:
@@ -18,8 +18,9 @@ def make_ready_for_next_task() -> None:
         return
     _freeze_what_is_imported()
     for path, finder in list(sys.path_importer_cache.items()):
-        if isinstance(finder, zipimporter):
-            del sys.path_importer_cache[path]  # Python makes another when it next imports
+        if isinstance(finder, zipimport.zipimporter):  # Python makes another when it next imports
+            sys.path_importer_cache.pop(path, None)
+            getattr(zipimport, "_zip_directory_cache", {}).pop(finder.archive, None)
 
 
 @cache

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import uuid
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyiceberg_encryption.errors import ConfigurationError, UsageError
-from pyiceberg_encryption.pipeline.commit import Marks, Once, Overwrite, ancestors, commit, sweep
+from pyiceberg_encryption.pipeline.commit import CommittedBeforeError, Marks, Once, Overwrite, ancestors, commit, sweep
 from pyiceberg_encryption.pipeline.data_writer import DataFileWriter, check_columns
 from pyiceberg_encryption.pipeline.sealed import Envelope, SealedEntries, SealedTable, opened_here, send
 from pyiceberg_encryption.spark import options as names
@@ -26,10 +28,11 @@ from pyiceberg_encryption.spark.worker import make_ready_for_next_task
 from pyiceberg_encryption.table import policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import pyarrow as pa
     from pyiceberg.manifest import DataFile
+    from pyiceberg.table.metadata import TableMetadata
     from pyspark.sql.types import StructType
 
     from pyiceberg_encryption.spark.options import Options
@@ -91,6 +94,9 @@ class _Job:
         """Of the job, and of its family."""
         raise NotImplementedError
 
+    def _branch(self) -> str:
+        return self._options.own.get(names.BRANCH, MAIN_BRANCH)
+
     def _is_running(self, marks: Marks) -> bool:
         return True
 
@@ -129,55 +135,64 @@ class _Job:
         )
 
     def _commit(
-        self, table: Table, written: list[Written], once: Once | None, summary: Mapping[str, str], is_replay: bool
+        self,
+        table: Table,
+        written: list[Written],
+        family: str,
+        once: Once | None,
+        summary: Mapping[str, str],
+        is_replay: bool,
     ) -> None:
-        files = _files(table, written)
         jobs = {message.job for message in written}
+        try:
+            files = _files(table, written)
+        except Exception:
+            _sweep(table, jobs)
+            raise
         try:
             is_new = commit(
                 table,
                 files,
                 overwrite=self._overwrite,
-                branch=self._options.own.get(names.BRANCH, MAIN_BRANCH),
+                branch=self._branch(),
                 summary={**self._options.after(names.SUMMARY_PREFIX), **summary},
                 once=once,
             )
         except (CommitFailedException, ValidationException, UsageError):
             # Any other error leaves open whether the table has the files.
-            for job in jobs:
-                sweep(table, job)
+            _sweep(table, jobs)
             raise
         was_there = bool(files) and not is_new
-        if was_there or (is_new and is_replay):
-            jobs = {message.family for message in written}
-        elif not _has_retries(table, written):
-            return
-        for job in jobs:
-            sweep(table, job)
+        with _after_commit():
+            if was_there or (is_new and is_replay):
+                sweep(table, family)
+            elif _has_retries(table, written):
+                _sweep(table, jobs)
 
     def _abort(self, table: Table, messages: list[WriterCommitMessage | None]) -> bool:
         """Whether a task failed. If none did, it was the commit, which has cleaned up as far as is safe."""
         written = _written(messages)
         if messages and len(written) == len(messages):
             return False
-        for job in {message.job for message in written} or {self._name}:
-            sweep(table, job)
+        _sweep(table, {message.job for message in written} or {self._name})
         return True
 
 
 class Writer(_Job, DataSourceArrowWriter):
-    """With a name for the commit, all writes of that name are a family. If one is killed, a mark of it stays behind."""
+    """With a name for the commit, all writes of that name are a family. It has a mark while a run is under way or was
+    killed, and from when a second run finds that mark another one, which stays until what is left over was swept."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: Overwrite | None) -> None:
         super().__init__(options, schema, overwrite)
         table = self._prepare()
         self._commit_id = options.own.get(names.COMMIT_ID)
-        self._family, self._is_replay = self._name, False
+        self._family = self._name
         if self._commit_id is not None:
-            self._family = hashlib.sha256(self._commit_id.encode()).hexdigest()[:32]
+            self._family = family_of(table.metadata, self._branch(), self._commit_id)
             self._name = f"{self._family}-{self._name}"
             marks = Marks(table, self._family)
-            self._is_replay = marks.is_running()
+            if marks.is_running():
+                marks.add_retry()
             marks.begin()
         Marks(table, self._name).begin()
 
@@ -186,14 +201,24 @@ class Writer(_Job, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         table = load_table(self._options)
-        Marks(table, self._name).end()
+        written, marks = _written(messages), Marks(table, self._name)
+        if self._commit_id is None:
+            marks.end()
+            self._commit(table, written, self._family, None, {}, is_replay=False)
+            return
         commit_id = self._commit_id
-        once = None
-        if commit_id is not None:
-            once = Once({COMMIT_ID: commit_id}, lambda summary: True if summary.get(COMMIT_ID) == commit_id else None)
-        self._commit(table, _written(messages), once, {}, self._is_replay)
-        if commit_id is not None:
-            Marks(table, self._family).end()
+        once = Once({COMMIT_ID: commit_id}, lambda summary: True if summary.get(COMMIT_ID) == commit_id else None)
+        if not marks.is_running():
+            try:
+                once.check(table.metadata, self._branch())
+            except CommittedBeforeError:
+                return
+            raise UsageError(f"Another write with the {names.COMMIT_ID} {commit_id!r} has deleted this one's files")
+        marks.end()
+        marks = Marks(table, self._family)
+        self._commit(table, written, self._family, once, {}, is_replay=marks.has_retries())
+        with _after_commit():
+            marks.end()
 
     def _names(self, context: TaskContext) -> tuple[str, str]:
         return self._name, self._family
@@ -205,7 +230,7 @@ class Writer(_Job, DataSourceArrowWriter):
         table = load_table(self._options)
         Marks(table, self._name).end()
         has_swept = self._abort(table, messages)
-        if has_swept and self._commit_id is not None and not self._is_replay:
+        if has_swept and self._commit_id is not None:
             Marks(table, self._family).end()
 
 
@@ -215,8 +240,11 @@ class StreamWriter(_Job, DataSourceStreamArrowWriter):
 
     def _names(self, context: TaskContext) -> tuple[str, str]:
         """The family's is the same, whichever run of the query the batch is in."""
-        family = f"{context.getLocalProperty(_TASK_QUERY_ID)}-{context.getLocalProperty(_TASK_BATCH_ID)}"
-        return f"{family}-{context.getLocalProperty(_TASK_RUN_ID)}", family
+        if self._sealed is None:
+            raise UsageError("A writer writes within a task of Spark")
+        query, batch, run = map(context.getLocalProperty, (_TASK_QUERY_ID, _TASK_BATCH_ID, _TASK_RUN_ID))
+        family = family_of(self._sealed.remote.metadata, self._branch(), str(query), str(batch))
+        return f"{family}-{run}", family
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return self._write(iterator)
@@ -234,14 +262,20 @@ class StreamWriter(_Job, DataSourceStreamArrowWriter):
             return int(epoch) >= batchId
 
         table = load_table(self._options)
-        branch = self._options.own.get(names.BRANCH, MAIN_BRANCH)
-        runs = (snapshot.summary.get(RUN_ID) for snapshot in ancestors(table.metadata, branch) if snapshot.summary)
-        is_replay = next((run for run in runs if run), None) != run_id
+        summaries = (snapshot.summary for snapshot in ancestors(table.metadata, self._branch()))
+        runs = (summary.get(RUN_ID) for summary in summaries if summary and summary.get(QUERY_ID) == query_id)
+        is_replay = next(runs, None) != run_id
         once = Once({QUERY_ID: query_id, EPOCH_ID: str(batchId)}, is_done)
-        self._commit(table, written, once, {RUN_ID: run_id}, is_replay)
+        self._commit(table, written, written[0].family, once, {RUN_ID: run_id}, is_replay)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._abort(load_table(self._options), messages)
+
+
+def family_of(metadata: TableMetadata, branch: str, *write: str) -> str:
+    """Not shared with writes into other tables or branches, for what these have committed does not tell on this."""
+    scope = "\0".join((str(metadata.table_uuid), branch, *write))
+    return hashlib.sha256(scope.encode()).hexdigest()[:32]
 
 
 def overwrite_of(options: Options, overwrite: bool) -> Overwrite | None:
@@ -275,6 +309,20 @@ def _written(messages: list[WriterCommitMessage | None]) -> list[Written]:
     return [message for message in messages if isinstance(message, Written)]
 
 
+def _sweep(table: Table, jobs: Iterable[str]) -> None:
+    for job in jobs:
+        sweep(table, job)
+
+
+@contextlib.contextmanager
+def _after_commit() -> Iterator[None]:
+    """An error would have Spark say that nothing was written."""
+    try:
+        yield
+    except Exception as error:
+        warnings.warn(f"The rows are in the table, but not all has been tidied up: {error}", stacklevel=2)
+
+
 def _files(table: Table, written: list[Written]) -> list[DataFile]:
     if not written:
         return []
@@ -285,10 +333,13 @@ def _files(table: Table, written: list[Written]) -> list[DataFile]:
 def _has_retries(table: Table, written: list[Written]) -> bool:
     """Whether there may have been other attempts at these tasks than those that succeeded.
 
-    Every attempt has a number of its own in the application. One that failed before these, or in between, leaves a
-    gap. One that was started last and lost to another is the second at its task, and has left its mark.
+    Every attempt has a number of its own in the application. One that failed in between leaves a gap. One that was
+    started last and lost to another is the second at its task, and has left its mark. Not known: tasks whose process
+    was killed, if Spark then begins the whole stage again, for it counts attempts anew.
     """
+    if not written:
+        return False
     ids = {message.attempt_id for message in written}
     marks = Marks(table, written[0].job)
-    has_gap = len(ids) != max(ids) - min(ids) + 1 if ids else False
+    has_gap = len(ids) != max(ids) - min(ids) + 1
     return has_gap or any(message.attempt_number for message in written) or marks.has_retries()

@@ -326,6 +326,15 @@ def test_files_of_old_snapshots_are_spared(table: Table) -> None:
     assert sorted(table.scan(snapshot_id=first).to_arrow()["id"].to_pylist()) == [1, 2, 3, 4, 5, 6]
 
 
+def test_files_that_are_listed_by_another_name_are_spared(table: Table) -> None:
+    """As engines write locations differently, and some leave out the scheme."""
+    assert commit(table, written(table, rows(6)))
+    with table.transaction() as transaction:
+        transaction.set_properties({"write.data.path": f"{table.location()}/data".removeprefix("file://")})
+    assert sweep(table, JOB) == []
+    assert ids(table) == [1, 2, 3, 4, 5, 6]
+
+
 def test_what_was_committed_meanwhile_is_spared(table: Table, lake: Lake) -> None:
     """By who sweeps a table that was loaded before."""
     files = written(table, rows(6))

@@ -14,7 +14,7 @@ from pyiceberg.io.fsspec import FsspecFileIO
 
 from pyiceberg_encryption.errors import IntegrityError, UsageError
 from pyiceberg_encryption.pipeline import orphans
-from pyiceberg_encryption.pipeline.listing import StoredFile, files_below
+from pyiceberg_encryption.pipeline.listing import StoredFile, files_below, place
 from pyiceberg_encryption.pipeline.orphans import folders, remove_orphan_files
 from pyiceberg_encryption.pipeline.verify import verify
 from tests.table_support import MORE_ROWS, Lake, data_files, ids, manifests, path_of, snapshots
@@ -252,5 +252,5 @@ def test_a_table_that_is_not_encrypted(lake: Lake) -> None:
     ],
 )
 def test_locations_that_engines_write_differently(one: str, other: str) -> None:
-    assert orphans.place(one) == orphans.place(other)
-    assert orphans.place(one) != orphans.place(other + "x")
+    assert place(one) == place(other)
+    assert place(one) != place(other + "x")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PROGRAM = """
-import gc, importlib, json, sys
+import gc, importlib, json, sys, zipfile
 from zipimport import zipimporter
 from pyiceberg_encryption.spark.worker import make_ready_for_next_task
 
@@ -27,6 +27,11 @@ import first_in_zip
 before = seen()
 make_ready_for_next_task()
 after = seen()
+garbage = [[] for _ in range(100_000)]
+make_ready_for_next_task()
+with zipfile.ZipFile(first_in_zip.__file__.partition(".zip")[0] + ".zip", "w") as archive:
+    for name in ("another_module_before_it", "second_in_zip"):
+        archive.writestr(f"{name}.py", "")
 importlib.invalidate_caches()
 import second_in_zip
 make_ready_for_next_task()
@@ -44,16 +49,16 @@ def run(path: Path, **environment: str) -> Any:
 @pytest.fixture
 def modules(tmp_path: Path) -> Path:
     with zipfile.ZipFile(tmp_path / "modules.zip", "w") as archive:
-        for name in ("first_in_zip", "second_in_zip"):
-            archive.writestr(f"{name}.py", "")
+        archive.writestr("first_in_zip.py", "")
     return tmp_path / "modules.zip"
 
 
 def test_what_stays_is_not_searched_again(modules: Path) -> None:
+    """But a zip file that was replaced is."""
     before, after, later, file = run(modules, SPARK_REUSE_WORKER="1")
     assert before["frozen"] == 0
     assert after["frozen"] > 10_000
-    assert later["frozen"] == pytest.approx(after["frozen"], rel=0.01)  # once: garbage of tasks is still collected
+    assert later["frozen"] < after["frozen"] + 50_000  # garbage of later tasks is still collected
     assert str(modules) in before["zips"]
     assert after["zips"] == later["zips"] == []
     assert file.startswith(str(modules))
