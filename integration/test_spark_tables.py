@@ -840,7 +840,7 @@ def test_a_table_that_was_loaded_before_java_changed_it(both: Both) -> None:
 
 def test_both_write_at_once(both: Both) -> None:
     """The lock in the metastore is the same for both."""
-    both.create("at_once")
+    both.create("at_once", properties={**ENCRYPTED, "commit.retry.num-retries": "50"})
     with ThreadPoolExecutor() as threads:
         inserts = threads.map(lambda n: both.insert("at_once", n, n), range(10, 14))
         for number in range(4):
