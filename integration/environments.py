@@ -110,7 +110,7 @@ class Environments:
             return {"type": "in-memory"}
         if name == "Hive":
             metastore = self._once("hive", lambda: spark.hive_metastore(self._folder / "hive"))
-            return {"type": "hive", "uri": metastore}
+            return {"type": "hive", "uri": metastore, **spark.QUICK_LOCKS}
         if name == "REST":
             return {"type": "rest", "uri": self._rest(on)}
         if name == "BigQuery":

@@ -35,6 +35,8 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
+# PyIceberg waits for the metastore's lock 2, 4, 8 and 16 seconds, and then gives up.
+QUICK_LOCKS = {"lock-check-max-wait-time": "0.5", "lock-check-retries": "60"}
 # Of small queries, most of the time goes into code made for each of them.
 QUICK = {
     "spark.sql.adaptive.enabled": "false",

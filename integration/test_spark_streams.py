@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from integration.spark import QUICK_JAVA
 from integration.streaming_soak import soak
 
 if TYPE_CHECKING:
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(900)
-def test_every_row_once_although_the_driver_is_killed(tmp_path: Path) -> None:
+def test_every_row_once_although_the_driver_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK_JAVA)
     seen = soak(tmp_path, batches=5, longest_life=4.0)
     assert seen["kills"] > 0
     assert min(seen["first"], seen["second"]) > 0

@@ -55,6 +55,7 @@ from pyiceberg.types import (
 
 from integration.golden_tables import COPY_ON_WRITE, MERGE_ON_READ, PARAMETERS, plain
 from integration.kms_support import AWS_REGION, aws_admin
+from integration.spark import QUICK_LOCKS
 from pyiceberg_encryption.catalogs import load_catalog
 from pyiceberg_encryption.errors import IntegrityError
 from tests.support import MEMORY_PROPERTIES
@@ -220,7 +221,7 @@ def check_lineage(before: Seen, after: Seen, replaced: Collection[int] = ()) -> 
 def both(spark_on_hive: SparkOnHive) -> Both:
     kms = {"encryption.kms-type": "memory", **MEMORY_PROPERTIES}
     warehouse = f"file://{spark_on_hive.warehouse}"
-    catalog = load_catalog("h", type="hive", uri=spark_on_hive.uri, warehouse=warehouse, **kms)
+    catalog = load_catalog("h", type="hive", uri=spark_on_hive.uri, warehouse=warehouse, **kms, **QUICK_LOCKS)
     spark_on_hive.session.sql(f"create database h.{NAMESPACE}")
     return Both(spark_on_hive.session, catalog)
 
