@@ -148,7 +148,7 @@ def properties(folder: Path) -> dict[str, str]:
 
 def run(folder: Path) -> subprocess.Popen[bytes]:
     """Starts the driver."""
-    for name in ("conf", "events", "faults", "home", "logs", "local", "spark-home"):
+    for name in ("conf", "events", "faults", "home", "logs", "local"):
         (folder / name).mkdir()
     lines = [f"    {name}: {value!r}" for name, value in properties(folder).items()]
     (folder / "home" / ".pyiceberg.yaml").write_text("\n".join(["catalog:", f"  {CATALOG}:", *lines, ""]))
@@ -157,8 +157,6 @@ def run(folder: Path) -> subprocess.Popen[bytes]:
         for number, name in enumerate(TRACED)
     )
     (folder / "conf" / "log4j2.properties").write_text(LOG_SETTINGS.format(folder=folder, traced=traced))
-    for name in ("bin", "jars"):  # executors write into a folder beside these
-        (folder / "spark-home" / name).symlink_to(Path(pyspark.__file__).parent / name)
     environment = {
         **os.environ,
         **java_spark.spark_environment(),
@@ -166,7 +164,7 @@ def run(folder: Path) -> subprocess.Popen[bytes]:
         "PYICEBERG_HOME": str(folder / "home"),
         "PYTHONPATH": str(Path(__file__).parent.parent),
         "SPARK_CONF_DIR": str(folder / "conf"),
-        "SPARK_HOME": str(folder / "spark-home"),
+        "SPARK_HOME": str(java_spark.home_for_cluster(folder)),
         "SPARK_LOCAL_DIRS": str(folder / "local"),
     }
     with (folder / "output").open("wb") as output:

@@ -104,7 +104,7 @@ def spark_on_hive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkOnH
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAVA_TOOL_OPTIONS", java_spark.QUICK_JAVA)
         with (
-            java_spark.hive_metastore(folder / "metastore") as uri,
+            java_spark.hive_metastore(folder / "metastore", anywhere=True) as uri,
             java_spark.session(uri, warehouse) as session,
         ):
             for name, value in java_spark.QUICK.items():

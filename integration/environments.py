@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 CATALOGS = ("SQL (SQLite)", "SQL (PostgreSQL)", "in-memory", "Hive", "REST", "Glue", "DynamoDB", "BigQuery")
 STORAGES = (*(f"{place}, {file_io}" for place in ("local", "S3", "Azure Blob") for file_io in ("PyArrow", "fsspec")),)
 T = TypeVar("T")
-LEFT_OUT = {  # because a server, which makes folders or writes metadata there itself, has nothing to reach it with here
-    ("Hive", "S3"),
-    ("Hive", "Azure Blob"),
-    ("REST", "Azure Blob"),
-}
+LEFT_OUT = {("REST", "Azure Blob")}  # because the server writes metadata itself, and has nothing to reach it with here
 COMBINATIONS = [
     (catalog, storage)
     for catalog in CATALOGS
@@ -109,8 +105,7 @@ class Environments:
         if name == "in-memory":
             return {"type": "in-memory"}
         if name == "Hive":
-            metastore = self._once("hive", lambda: spark.hive_metastore(self._folder / "hive"))
-            return {"type": "hive", "uri": metastore, **spark.QUICK_LOCKS}
+            return {"type": "hive", "uri": self._metastore(on), **spark.QUICK_LOCKS}
         if name == "REST":
             return {"type": "rest", "uri": self._rest(on)}
         if name == "BigQuery":
@@ -126,8 +121,13 @@ class Environments:
         self._once("endpoint", lambda: mock.patch.dict(os.environ, AWS_ENDPOINT_URL_DYNAMODB=endpoint))
         return {"type": "dynamodb", **{f"dynamodb.{label}": value for label, value in AWS_CREDENTIALS.items()}}
 
+    def _metastore(self, on: Storage) -> str:
+        anywhere = bool(servers.started_by_others("HIVE_URI")) and on.place != "local"
+        folder = self._folder / ("hive-anywhere" if anywhere else "hive")
+        return self._once(folder.name, lambda: spark.hive_metastore(folder, anywhere=anywhere))
+
     def _rest(self, on: Storage) -> str:
-        place = on.name.partition(",")[0]
+        place = on.place
         s3 = {
             "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
             "s3.path-style-access": "true",

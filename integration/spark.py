@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 CATALOG = "h"
+MASTER = "PYICEBERG_ENCRYPTION_TEST_SPARK_MASTER"
 TEST_KMS = ("org/apache/iceberg/encryption/UnitestKMS.class", "org/apache/iceberg/encryption/MemoryMockKMS.class")
 HIVE_SITE = {
     "datanucleus.connectionPoolingType": "NONE",
     "datanucleus.schema.autoCreateAll": "true",
+    **{f"fs.{scheme}.impl": "OutOfReach" for scheme in ("abfs", "s3")},
     "hive.metastore.disallow.incompatible.col.type.changes": "false",  # or ALTER TABLE … AFTER fails
     "hive.metastore.schema.verification": "false",
     "hive.metastore.try.direct.sql": "false",
@@ -57,10 +59,13 @@ exec "{command}" "$@"
 
 
 @contextlib.contextmanager
-def hive_metastore(folder: Path) -> Iterator[str]:
-    """A metastore with its database in this folder. Yields its thrift URI."""
+def hive_metastore(folder: Path, *, anywhere: bool = False) -> Iterator[str]:
+    """A metastore with its database in this folder. Yields its thrift URI.
+
+    One that others started may know no other storage than its disk. It is not for tables that are `anywhere`.
+    """
     uri = servers.started_by_others("HIVE_URI")
-    if uri:
+    if uri and not anywhere:
         yield uri
         return
     (folder / "conf").mkdir(parents=True, exist_ok=True)
@@ -105,11 +110,22 @@ def session(metastore: str, warehouse: Path) -> Iterator[Any]:
         f"spark.sql.catalog.{CATALOG}.encryption.kms-impl": "org.apache.iceberg.encryption.UnitestKMS",
         "spark.sql.session.timeZone": "UTC",
     }
-    spark = builder("local[2]", settings).getOrCreate()
+    spark = builder(os.environ.get(MASTER, "local[2]"), settings).getOrCreate()
     try:
         yield spark
     finally:
         spark.stop()
+
+
+def home_for_cluster(folder: Path) -> Path:
+    """For `SPARK_HOME`: Spark as it is installed, but executors write into a folder beside it."""
+    import pyspark
+
+    home = folder / "spark-home"
+    home.mkdir()
+    for name in ("bin", "jars"):
+        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
+    return home
 
 
 @contextlib.contextmanager

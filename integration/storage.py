@@ -45,6 +45,10 @@ class Storage:
     folder: Path
     properties: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def place(self) -> str:
+        return self.name.partition(",")[0]
+
 
 def local(folder: Path, file_io: str = ARROW) -> Storage:
     return Storage(f"local, {_short(file_io)}", f"file://{folder}", folder, {"py-io-impl": file_io})

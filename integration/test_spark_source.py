@@ -33,14 +33,16 @@ from pyiceberg.types import (
 
 from integration.environments import Environments
 from integration.spark import QUICK
+from integration.storage import BUCKET
 from integration.unitest_kms import UnitestKms
 from pyiceberg_encryption.catalogs import load_catalog
 from pyiceberg_encryption.catalogs.base import checked
-from pyiceberg_encryption.kms.registry import KMS_TYPE, PY_KMS_IMPL
+from pyiceberg_encryption.kms.registry import JAVA_KMS_IMPL, KMS_TYPE, PY_KMS_IMPL
 
 pytest.importorskip("pyspark", reason="needs Spark: `pip install --group test`")
 
 from pyiceberg_encryption.spark import register
+from pyiceberg_encryption.spark.sql import add_java_catalog, java_catalog_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +61,7 @@ pytestmark = [
 NAMESPACE = "source"
 KEY = {"encryption.key-id": "keyA"}
 CREATED = {"create-table": "true", "table-property.encryption.key-id": "keyA"}
-HIVE = "Hive"
+HIVE, HIVE_ON_S3 = "Hive", "Hive on S3"
 OTHERS = [
     ("SQL (SQLite)", "local, PyArrow"),
     ("SQL (SQLite)", "S3, fsspec"),
@@ -139,21 +141,23 @@ FILTERS_OF_NAN = ["a_double > 0.05", "a_float > float('-infinity')"]
 class Source:
     """Tables of a catalog, in the data source and in PyIceberg."""
 
-    def __init__(self, session: Any, catalog: EncryptingCatalog) -> None:
+    def __init__(self, session: Any, catalog: EncryptingCatalog, location: str | None = None) -> None:
+        """A Hive metastore makes tables in the location of their namespace, wherever the catalog's warehouse is."""
         self.session = session
         self.catalog = catalog
-        catalog.create_namespace_if_not_exists(NAMESPACE)
+        self.namespace = NAMESPACE if location is None else location.rpartition("/")[2]
+        catalog.create_namespace_if_not_exists(self.namespace, {} if location is None else {"location": location})
 
     def create(self, name: str, schema: Schema, **more: Any) -> Table:
         properties = {**KEY, **more.pop("properties", {})}
-        return self.catalog.create_table((NAMESPACE, name), schema, properties=properties, **more)
+        return self.catalog.create_table((self.namespace, name), schema, properties=properties, **more)
 
     def table(self, name: str) -> Table:
-        return self.catalog.load_table((NAMESPACE, name))
+        return self.catalog.load_table((self.namespace, name))
 
     def options(self, name: str, options: dict[str, str]) -> dict[str, str]:
         own = {option.replace("_", "-"): text for option, text in options.items()}
-        return {"catalog": self.catalog.name, "table": f"{NAMESPACE}.{name}", **own}
+        return {"catalog": self.catalog.name, "table": f"{self.namespace}.{name}", **own}
 
     def read(self, name: str, schema: str | None = None, **options: str) -> Any:
         reader = self.session.read.format("iceberg_encrypted").options(**self.options(name, options))
@@ -193,7 +197,8 @@ def catalogs(tmp_path_factory: pytest.TempPathFactory, spark_on_hive: SparkOnHiv
     home = tmp_path_factory.mktemp("home")
     hive = {"type": "hive", "uri": spark_on_hive.uri, "warehouse": f"file://{spark_on_hive.warehouse}"}
     with Environments(tmp_path_factory.mktemp("environments")) as environments, pytest.MonkeyPatch.context() as patch:
-        configured = {HIVE: hive}
+        on_s3 = environments.storage("S3, PyArrow")
+        configured = {HIVE: hive, HIVE_ON_S3: {**hive, **on_s3.properties, "warehouse": on_s3.warehouse}}
         for kind, place in OTHERS:
             configured[f"{kind} on {place}"] = environments.properties(kind, environments.storage(place))
         lines = ["catalog:"]
@@ -326,6 +331,26 @@ def test_spark_and_pyiceberg_read_what_the_other_wrote(
         created = source.table(f"new_{name}").schema().fields
         assert [(field.name, field.required) for field in created] == [("id", False), ("a_string", False)]
         assert sorted(source.table(f"new_{name}").scan().to_arrow()["id"].to_pylist()) == [1, 2, 3, 4]
+
+
+def test_java_and_the_source_take_turns_on_s3(session: Any, catalogs: dict[str, str]) -> None:
+    """The configuration of the one is that of the other."""
+    name, own = catalogs[HIVE_ON_S3], {JAVA_KMS_IMPL: "org.apache.iceberg.encryption.UnitestKMS"}
+    add_java_catalog(session, java_catalog_settings(name, own, spark_name="s3", with_credentials=True))
+    frame = of_all_types(session)
+    with load_catalog(name) as catalog:
+        source = Source(session, checked(catalog), f"s3://{BUCKET}/on_s3")
+        source.create("t", TYPES, partition_spec=PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "id")))
+        source.write(frame.filter("id < 3"), "t")
+        frame.filter("id >= 3").writeTo("s3.on_s3.t").append()
+        written = as_text(frame)
+        assert as_text(session.table("s3.on_s3.t")) == as_text(source.read("t")) == written
+        assert source.table("t").location().startswith(f"s3://{BUCKET}/")
+        session.sql("delete from s3.on_s3.t where id = 1")
+        source.write(frame.filter("id = 2"), "t", "overwrite", overwrite_mode="dynamic")
+        source.table("t").append(source.table("t").scan("id = 2").to_arrow())
+        rest = as_text(frame.filter("id > 1").union(frame.filter("id = 2")))
+        assert as_text(session.table("s3.on_s3.t")) == as_text(source.read("t")) == rest
 
 
 # Partitions and evolution

@@ -31,6 +31,7 @@ LOCALSTACK = [
     "pyOpenSSL==25.1.0",
     "service_identity==24.2.0",
 ]
+_FAILED: dict[str, str] = {}  # what, and why
 
 
 class ToolUnavailableError(Exception):
@@ -129,11 +130,16 @@ def _npm() -> list[str]:
 
 
 def run(command: list[str], environment: dict[str, str] | None = None, folder: Path | None = None) -> None:
+    """What has failed is not tried again by this process: without a network, it may take minutes to fail."""
+    what = f"`{' '.join(command[:2])} … {command[-1]}`"
+    if what in _FAILED:
+        raise ToolUnavailableError(_FAILED[what])
     ran = subprocess.run(
         command, cwd=folder, env=os.environ | (environment or {}), capture_output=True, text=True, check=False
     )
     if ran.returncode != 0:
-        raise ToolUnavailableError(f"`{' '.join(command)}` failed: {ran.stderr[-2000:]}")
+        _FAILED[what] = f"{what} failed: {ran.stderr[-2000:]}"
+        raise ToolUnavailableError(_FAILED[what])
 
 
 def main() -> None:

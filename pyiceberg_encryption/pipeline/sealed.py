@@ -98,26 +98,13 @@ class _Description:
     admits_plaintext_data: bool
 
 
-class RemoteTable:
+class RemoteFiles:
     """What either side knows of a table: what its files look like, how to reach and decrypt them."""
 
-    def __init__(self, cipher: AesGcm, metadata: TableMetadata, io: EncryptedFileIO) -> None:
+    def __init__(self, cipher: AesGcm, metadata: TableMetadata, io: FileIO) -> None:
         self._cipher = cipher
         self.metadata = metadata
         self.io = io
-
-    def plaintext(self, metadata: TableMetadata, plain: FileIO) -> RemoteTable:
-        """A table that is not encrypted, whose tasks travel under the key of this one."""
-        return RemoteTable(
-            self._cipher, _without_history(metadata), EncryptedFileIO(plain, self.io.keys.for_plaintext())
-        )
-
-    def seal_plaintext(self, metadata: TableMetadata, plain: FileIO) -> bytes:
-        return self.seal((_without_history(metadata), dict(plain.properties)))
-
-    def open_plaintext(self, sealed: bytes) -> RemoteTable:
-        metadata, io_properties = self.open(sealed)
-        return self.plaintext(metadata, load_file_io(io_properties, metadata.location))
 
     def seal(self, content: Any) -> bytes:
         """Anything that can be pickled, which keys cannot."""
@@ -160,6 +147,26 @@ class RemoteTable:
 
     def open_manifests(self, sealed: bytes) -> list[V3ManifestFile]:
         return decode_manifests(self._cipher.open(sealed, _PURPOSE + b".manifests"))
+
+
+class RemoteTable(RemoteFiles):
+    """An encrypted table."""
+
+    io: EncryptedFileIO
+
+    def __init__(self, cipher: AesGcm, metadata: TableMetadata, io: EncryptedFileIO) -> None:
+        super().__init__(cipher, metadata, io)
+
+    def plaintext(self, metadata: TableMetadata, plain: FileIO) -> RemoteFiles:
+        """Of a table that is not encrypted, whose tasks travel under the key of this one."""
+        return RemoteFiles(self._cipher, _without_history(metadata), plain)
+
+    def seal_plaintext(self, metadata: TableMetadata, plain: FileIO) -> bytes:
+        return self.seal((_without_history(metadata), dict(plain.properties)))
+
+    def open_plaintext(self, sealed: bytes) -> RemoteFiles:
+        metadata, io_properties = self.open(sealed)
+        return self.plaintext(metadata, load_file_io(io_properties, metadata.location))
 
 
 class _Values(pickle.Unpickler):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
     from pyiceberg.schema import Schema
 
-    from pyiceberg_encryption.pipeline.sealed import RemoteTable, SealedEntries
+    from pyiceberg_encryption.pipeline.sealed import RemoteFiles, SealedEntries
 
 # Table properties, each with the read option that takes precedence. Iceberg Java: TableProperties, SparkReadOptions
 SPLIT_SIZE = ("read.split.target-size", "split-size", 128 * 1024 * 1024)
@@ -70,7 +70,7 @@ class Projection:
     row_filter: BooleanExpression
     case_sensitive: bool = True
 
-    def batches(self, table: RemoteTable, tasks: Iterable[FileScanTask]) -> Iterator[pa.RecordBatch]:
+    def batches(self, table: RemoteFiles, tasks: Iterable[FileScanTask]) -> Iterator[pa.RecordBatch]:
         scan = ArrowScan(table.metadata, table.io, self.schema, self.row_filter, self.case_sensitive)
         return scan.stream(tasks)
 
@@ -86,7 +86,7 @@ def packed(tasks: Iterable[FileScanTask], sizes: SplitSizes, *, splits: bool = T
     return list(PackingIterator(parts, sizes.target, sizes.lookback, weight, largest_bin_first=True))
 
 
-def seal_tasks(table: RemoteTable, tasks: Iterable[FileScanTask]) -> SealedTasks:
+def seal_tasks(table: RemoteFiles, tasks: Iterable[FileScanTask]) -> SealedTasks:
     """Each file is sent once, however many parts of it there are."""
     entries: dict[int, list[ManifestEntry]] = {}
     known: dict[str, tuple[int, int]] = {}
@@ -106,7 +106,7 @@ def seal_tasks(table: RemoteTable, tasks: Iterable[FileScanTask]) -> SealedTasks
     return SealedTasks(sealed, table.seal(places))
 
 
-def open_tasks(table: RemoteTable, tasks: SealedTasks) -> list[FileScanTask]:
+def open_tasks(table: RemoteFiles, tasks: SealedTasks) -> list[FileScanTask]:
     files: dict[int, list[DataFile]] = {}
     for entry in table.open_entries(tasks.entries):
         files.setdefault(entry.data_file.spec_id, []).append(entry.data_file)

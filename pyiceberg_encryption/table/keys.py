@@ -73,10 +73,6 @@ class TableKeys:
     def new_key_metadata(self) -> StandardKeyMetadata:
         return StandardKeyMetadata.generate(self.data_key_length)
 
-    def for_plaintext(self) -> TableKeys:
-        """For the files of a table that is about to be encrypted."""
-        return TableKeys(self.master_key_id, self.data_key_length, self._kek_cache, admits_plaintext_data=True)
-
     def check_may_be_plaintext(self, location: str) -> None:
         if not self.admits_plaintext_data:
             raise IntegrityError(
