@@ -74,7 +74,7 @@ def remove_orphan_files(
     listed = list(files_below(plain, folder))
     table.refresh()  # after the listing: what is committed in between is no orphan
     found = unreached(table, listed, reached_by(table))
-    _check_no_other_table(table, plain, (file.location for file in found))
+    _check_no_other_table(table, plain, found)
     removed = [
         file.location
         for file in found
@@ -127,9 +127,10 @@ def outside(metadata: TableMetadata, locations: Iterable[str]) -> list[str]:
     ]
 
 
-def _check_no_other_table(table: Table, plain: FileIO, locations: Iterable[str]) -> None:
+def _check_no_other_table(table: Table, plain: FileIO, found: Iterable[StoredFile]) -> None:
+    """An empty file is no table's metadata. Writers that were killed leave such on disks."""
     own = str(table.metadata.table_uuid)
-    others = [location for location in locations if location.endswith(METADATA_ENDINGS)]
+    others = [file.location for file in found if file.location.endswith(METADATA_ENDINGS) and file.length]
     for location, owner in zip(others, LocalEngine().run(partial(_table_uuid, plain), others), strict=True):
         if owner != own:
             raise UsageError(

@@ -180,6 +180,14 @@ def test_metadata_that_says_of_no_table_that_it_is_its(lake: Lake) -> None:
         remove_orphan_files(table)
 
 
+def test_metadata_of_a_writer_that_was_killed_before_it_wrote_any(lake: Lake) -> None:
+    table = lake.create()
+    path = stray(table, "metadata/00009-00000000-0000-8000-8000-000000000000.metadata.json")
+    path.write_bytes(b"")
+    os.utime(path, (0, 0))
+    assert remove_orphan_files(table) == [f"file://{path}"]
+
+
 def test_old_metadata_of_the_table_itself(lake: Lake) -> None:
     """It left the log."""
     table = lake.create(properties={"write.metadata.previous-versions-max": "1"}, appends=3)
