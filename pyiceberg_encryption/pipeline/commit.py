@@ -12,6 +12,7 @@ from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.expressions.visitors import ROWS_MUST_MATCH, _StrictMetricsEvaluator
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.typedef import EMPTY_DICT
 
 from pyiceberg_encryption.errors import UsageError
 from pyiceberg_encryption.pipeline.data_writer import partition_name
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
     from pyiceberg_encryption.pipeline.sealed import RemoteTable
     from pyiceberg_encryption.table.table import Table
+
+
+BRANCH = "pyiceberg-encryption.branch"  # of a snapshot's summary, beside what tells whether something was committed
 
 
 class CommittedBeforeError(ValidationException):
@@ -52,7 +56,7 @@ class Once:
     is_done: Callable[[Mapping[str, str]], bool | None]  # None if this summary does not tell
 
     def check(self, metadata: TableMetadata, branch: str) -> None:
-        for snapshot in ancestors(metadata, branch):
+        for snapshot in _history(metadata, branch):
             is_done = self.is_done(snapshot.summary.additional_properties) if snapshot.summary else None
             if is_done:
                 raise CommittedBeforeError(f"Snapshot {snapshot.snapshot_id} has it already")
@@ -68,14 +72,15 @@ def commit(
     branch: str = MAIN_BRANCH,
     summary: Mapping[str, str] | None = None,
     once: Once | None = None,
+    table_properties: Mapping[str, str] = EMPTY_DICT,
 ) -> bool:
     """Whether a snapshot was made: not if `once` finds that it was made before, or if there is nothing to do."""
     added = list(files)
-    properties = {**(summary or {}), **(once.entries if once else {})}
+    properties = {**(summary or {}), **({**once.entries, BRANCH: branch} if once else {})}
     try:
         for is_last in (False, False, False, True):
             try:
-                return _attempt(table, added, overwrite, branch, properties, once)
+                return _attempt(table, added, overwrite, branch, properties, once, table_properties)
             except CommittedBeforeError:
                 return False
             except (CommitFailedException, ValidationException):
@@ -96,6 +101,7 @@ def _attempt(
     branch: str,
     properties: dict[str, str],
     once: Once | None,
+    table_properties: Mapping[str, str],
 ) -> bool:
     def check(metadata: TableMetadata) -> None:
         if once is not None:
@@ -125,6 +131,8 @@ def _attempt(
             producer.delete_data_file(file)
         for file in added:
             producer.append_data_file(file)
+    if table_properties:
+        transaction.set_properties(dict(table_properties))
     transaction.commit_transaction()
     return True
 
@@ -166,6 +174,23 @@ def ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
         yield snapshot
         parent = snapshot.parent_snapshot_id
         snapshot = metadata.snapshot_by_id(parent) if parent is not None else None
+
+
+def _history(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:
+    """The snapshots of a branch, those too from which expired ones cut it off, if another branch or a tag has them."""
+    number: int | None = None
+    for snapshot in ancestors(metadata, branch):
+        number = snapshot.sequence_number or 0
+        yield snapshot
+    if number is None:
+        return
+    elsewhere = {
+        snapshot.snapshot_id: snapshot
+        for name in metadata.refs
+        for snapshot in ancestors(metadata, name)
+        if (snapshot.sequence_number or 0) < number and snapshot.summary and snapshot.summary.get(BRANCH) == branch
+    }
+    yield from sorted(elsewhere.values(), key=lambda snapshot: snapshot.sequence_number or 0, reverse=True)
 
 
 def sweep(table: Table, job: str) -> list[str]:

@@ -15,6 +15,7 @@ from pyiceberg.io.pyarrow import (
     _check_pyarrow_schema_compatible,
     _get_field_from_arrow_table,
     pyarrow_to_schema,
+    schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestEntryStatus
 from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, partition_record_value
@@ -26,7 +27,7 @@ from pyiceberg.utils.config import Config
 from pyiceberg.utils.properties import property_as_int
 
 from pyiceberg_encryption.errors import UsageError
-from pyiceberg_encryption.table.data_files import formats_of_v3
+from pyiceberg_encryption.table.data_files import READABLE, formats_of_v3
 from pyiceberg_encryption.table.manifests import KEY_METADATA
 from pyiceberg_encryption.table.projection import to_requested_schema
 
@@ -96,9 +97,7 @@ class DataFileWriter:
         self._fanout = fanout
         self._counter = itertools.count(0)
         properties = metadata.properties
-        self._format = FileFormat(
-            properties.get(TableProperties.WRITE_FILE_FORMAT, TableProperties.WRITE_FILE_FORMAT_DEFAULT).lower()
-        )
+        self._format = _format_of(metadata)
         self._target = _number(
             metadata,
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
@@ -261,6 +260,14 @@ def check_columns(metadata: TableMetadata, provided: pa.Schema) -> None:
     )
 
 
+def check_can_be_written(metadata: TableMetadata) -> None:
+    """Whatever its rows."""
+    _format_of(metadata)
+    no_rows = schema_to_pyarrow(sanitize_column_names(metadata.schema()), include_field_ids=False).empty_table()
+    for _ in partitions(metadata, no_rows):
+        pass
+
+
 def check_required(metadata: TableMetadata, batch: pa.RecordBatch) -> None:
     for field in metadata.schema().fields:
         if field.required and batch[field.name].null_count:
@@ -298,6 +305,14 @@ def partitions(metadata: TableMetadata, rows: pa.Table) -> Iterator[tuple[Partit
         places = groups[f"{_ROW}_list"][group].values
         is_one_run = pc.subtract(places[-1], places[0]).as_py() == len(places) - 1
         yield key, rows.slice(places[0].as_py(), len(places)) if is_one_run else rows.take(places)
+
+
+def _format_of(metadata: TableMetadata) -> FileFormat:
+    name = TableProperties.WRITE_FILE_FORMAT
+    text = metadata.properties.get(name, TableProperties.WRITE_FILE_FORMAT_DEFAULT).lower()
+    if text not in {file_format.value.lower() for file_format in READABLE}:
+        raise UsageError(f"The table has {name} {text!r}, which cannot be written: set it to parquet or avro")
+    return FileFormat(text)
 
 
 def _downcast() -> bool:

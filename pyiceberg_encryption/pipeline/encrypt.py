@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
+    RemovePartitionStatisticsUpdate,
     RemoveSnapshotsUpdate,
     update_table_metadata,
 )
@@ -28,9 +30,10 @@ from pyiceberg_encryption.catalogs.base import EncryptingCatalog
 from pyiceberg_encryption.catalogs.base import checked as checked_catalog
 from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, IntegrityError, UsageError
 from pyiceberg_encryption.pipeline.commit import Once, commit, sweep
+from pyiceberg_encryption.pipeline.data_writer import check_can_be_written
 from pyiceberg_encryption.pipeline.engine import engine_for
 from pyiceberg_encryption.pipeline.listing import files_below, place
-from pyiceberg_encryption.pipeline.orphans import outside, reached_by
+from pyiceberg_encryption.pipeline.orphans import check_owns_its_files, outside, reached_by
 from pyiceberg_encryption.pipeline.rewrite import (
     RewriteTask,
     Rewritten,
@@ -42,8 +45,10 @@ from pyiceberg_encryption.pipeline.rewrite import (
 from pyiceberg_encryption.pipeline.sealed import Envelope, kms_of, opened_here, send
 from pyiceberg_encryption.pipeline.splits import SplitSizes, packed, seal_tasks
 from pyiceberg_encryption.pipeline.verify import verify
-from pyiceberg_encryption.table.file_io import plain_io
-from pyiceberg_encryption.table.models import VERSION, StartEncryptionUpdate, key_id
+from pyiceberg_encryption.table.data_files import READABLE
+from pyiceberg_encryption.table.file_io import EncryptedFileIO, plain_io
+from pyiceberg_encryption.table.manifests import file_key
+from pyiceberg_encryption.table.models import VERSION, StartEncryptionUpdate, UpgradeToFormatV3Update, key_id
 from pyiceberg_encryption.table.policy import DATA_KEY_LENGTH, KEY_ID, check_names_no_code
 from pyiceberg_encryption.table.replace import ReplaceFiles
 from pyiceberg_encryption.table.table import Table, checked
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import FileScanTask
     from pyiceberg.table import Table as PyIcebergTable
     from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.table.update import TableUpdate
     from pyiceberg.typedef import Identifier
     from pyspark.sql import SparkSession
 
@@ -66,7 +72,8 @@ if TYPE_CHECKING:
     from pyiceberg_encryption.pipeline.sealed import RemoteTable
 
 JOB = "pyiceberg-encryption.encrypted-from"  # of a snapshot's summary, and of a table made for the purpose
-SOURCE = "pyiceberg-encryption.encrypted-from-snapshot"  # of a snapshot's summary
+SOURCE = "pyiceberg-encryption.encrypted-from-snapshot"  # of the same
+_IS_NOTE = re.compile(r"-[0-9a-f]{32}\.json")  # behind the name of the job. Data may lie in the same folder
 NAME_MAPPING = "schema.name-mapping.default"  # of the files of the table in plaintext
 FOLDERS = (  # that are the source's own. Iceberg Java: TableProperties
     *(TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH),
@@ -113,7 +120,8 @@ def encrypt_into(
     planned = _planned(source) if copied is None else []
     added, rows = _rewritten(source, target, planned, files, keeps_lineage=False, spark=spark, progress=progress)
     once = Once({JOB: job, SOURCE: str(head)}, lambda summary: True if summary.get(JOB) == job else None)
-    if not commit(target, added, once=once) and added:
+    # In its properties too: the snapshot may expire.
+    if not commit(target, added, once=once, table_properties={SOURCE: str(head)}) and added:
         raise UsageError(f"{'.'.join(target.name())} was made by another job meanwhile: run this one again")
     report = _checked(verify(_loaded(catalog, identifier), spark, orphans=False))
     _clean_up(target, files)
@@ -140,14 +148,14 @@ def encrypt_in_place(
     job = _job(table)
     added, rows, planned = 0, 0, 0
     if not table.is_encrypted:
-        _check_is_plain(table)
-        _check_can_be_replaced(table)
+        length = {DATA_KEY_LENGTH: str(data_key_length)} if data_key_length else {}
+        start = StartEncryptionUpdate(updates={KEY_ID: key, **length})
+        _check_can_be_encrypted(catalog, table, start)
         if table.format_version < VERSION:
             with table.transaction() as transaction:
                 transaction.upgrade_table_version(VERSION)
             table = _loaded(catalog, identifier)
-        properties = {KEY_ID: key, **({DATA_KEY_LENGTH: str(data_key_length)} if data_key_length else {})}
-        planned, added, rows = _encrypt(catalog, table, properties, job, spark, progress)
+        planned, added, rows = _encrypt(catalog, table, start, job, spark, progress)
         table = _loaded(catalog, identifier)
     if table.properties[KEY_ID] != key:
         raise ConfigurationError(f"{'.'.join(table.name())} is encrypted already, by {table.properties[KEY_ID]!r}")
@@ -160,7 +168,12 @@ def encrypt_in_place(
     if old:
         ids = [snapshot.snapshot_id for snapshot in old]
         uuid = AssertTableUUID(uuid=table.metadata.table_uuid)
-        catalog.commit_table(table, (uuid,), (RemoveSnapshotsUpdate(snapshot_ids=ids),))
+        statistics = [
+            RemovePartitionStatisticsUpdate(snapshot_id=file.snapshot_id)
+            for file in table.metadata.partition_statistics
+            if file.snapshot_id in ids
+        ]
+        catalog.commit_table(table, (uuid,), (*statistics, RemoveSnapshotsUpdate(snapshot_ids=ids)))
     _clean_up(_loaded(catalog, identifier), job)
     return Encrypted(planned, added, rows, deleted, report)
 
@@ -168,12 +181,11 @@ def encrypt_in_place(
 def _encrypt(
     catalog: EncryptingCatalog,
     table: Table,
-    properties: dict[str, str],
+    start: StartEncryptionUpdate,
     job: str,
     spark: SparkSession | None,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[int, int, int]:
-    start = StartEncryptionUpdate(updates=properties)
     for is_last in (False, False, False, True):
         _check_can_be_replaced(table)
         becoming = _becoming(catalog, table, start)
@@ -205,7 +217,8 @@ def _rewritten(
 ) -> tuple[list[DataFile], int]:
     """The encrypted files, and how many rows are in them."""
     bins = _bins(source, planned)
-    noted = {index: _noted(target, job, part) for index, part in enumerate(bins)}
+    notes = [_journal(target, f"{job}-{digest(part, source.schema())}") for part in bins]
+    noted = {index: _noted(target, note) for index, note in enumerate(notes)}
     left = [index for index, entry in noted.items() if entry is None]
     sealed, here = send(target)
     plain = plain_io(source.io)
@@ -225,7 +238,7 @@ def _rewritten(
         written = [found.data_file for found in here.open_entries(result.files)]
         if sum(file.record_count for file in written) != result.rows:
             raise IntegrityError(f"{result.rows} rows were read, but not as many written: nothing was changed")
-        _note(target, job, bins[index], sealed.envelope, here, result)
+        _note(target, notes[index], sealed.envelope, here, result)
         files += written
         rows += result.rows
         done += 1
@@ -247,14 +260,11 @@ def _planned(table: PyIcebergTable) -> list[FileScanTask]:
 # The journal
 
 
-def _journal(target: Table, job: str, part: list[FileScanTask]) -> str:
-    return target.location_provider().new_metadata_location(f"{job}-{digest(part)}.json")
+def _journal(target: Table, name: str) -> str:
+    return target.location_provider().new_metadata_location(f"{name}.json")
 
 
-def _note(
-    target: Table, job: str, part: list[FileScanTask], envelope: Envelope, here: RemoteTable, result: Rewritten
-) -> None:
-    location = _journal(target, job, part)
+def _note(target: Table, location: str, envelope: Envelope, here: RemoteTable, result: Rewritten) -> None:
     key = {
         "master-key-id": envelope.master_key_id,
         "wrapped-kek": base64.b64encode(envelope.wrapped_kek).decode(),
@@ -265,10 +275,9 @@ def _note(
         stream.write(json.dumps({"key": key, "done": base64.b64encode(done).decode()}).encode())
 
 
-def _noted(target: Table, job: str, part: list[FileScanTask]) -> tuple[list[DataFile], int] | None:
+def _noted(target: Table, location: str) -> tuple[list[DataFile], int] | None:
     """What a task wrote that was finished before. What is noted but not as it should be is done again."""
     plain = plain_io(target.io)
-    location = _journal(target, job, part)
     note = plain.new_input(location)
     if not note.exists():
         return None
@@ -290,9 +299,17 @@ def _noted(target: Table, job: str, part: list[FileScanTask]) -> tuple[list[Data
         return None
     files = [found.data_file for found in opened]
     is_whole = sum(file.record_count for file in files) == result.rows
-    if is_whole and all(plain.new_input(file.file_path).exists() for file in files):
+    if is_whole and _are_as_now(target, files) and all(plain.new_input(file.file_path).exists() for file in files):
         return files, result.rows
     return None
+
+
+def _are_as_now(target: Table, files: list[DataFile]) -> bool:
+    """Partitioned and encrypted as what is written now."""
+    if any(file.spec_id != target.metadata.default_spec_id for file in files):
+        return False
+    lengths = {len(key.open().encryption_key) for key in map(file_key, files) if key is not None}
+    return isinstance(target.io, EncryptedFileIO) and lengths <= {target.io.keys.data_key_length}
 
 
 def _job(target: Table) -> str:
@@ -308,8 +325,8 @@ def _clean_up(table: Table, job: str) -> None:
     """The journal, and the files of attempts that came to nothing."""
     sweep(table, job)
     plain = plain_io(table.io)
-    notes = files_below(plain, table.location_provider().metadata_path)
-    _delete(plain, (file.location for file in notes if _name(file.location).startswith(job)))
+    found = (file.location for file in files_below(plain, table.location_provider().metadata_path))
+    _delete(plain, [location for location in found if _IS_NOTE.fullmatch(_name(location).removeprefix(job))])
 
 
 # Beside the source
@@ -341,6 +358,8 @@ def _target(
 
 def _copied(target: Table, job: str) -> str | None:
     """The snapshot of the source that was copied, if it was."""
+    if SOURCE in target.properties:
+        return target.properties[SOURCE]
     for snapshot in target.snapshots():
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
         if summary.get(JOB) == job:
@@ -360,9 +379,9 @@ def _columns(table: PyIcebergTable) -> pa.Schema:
 # In its place
 
 
-def _becoming(catalog: EncryptingCatalog, table: Table, start: StartEncryptionUpdate) -> Table:
+def _becoming(catalog: EncryptingCatalog, table: Table, *updates: TableUpdate) -> Table:
     """The table as it will be, without the snapshots that are in plaintext. No catalog has it yet."""
-    metadata = update_table_metadata(table.metadata, (start,))
+    metadata = update_table_metadata(table.metadata, updates)
     without: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "refs": {}, "current_snapshot_id": None}
     metadata = metadata.model_copy(update={**without, "statistics": [], "partition_statistics": []})
     return Table(table.name(), metadata, table.metadata_location, catalog._io(metadata, table.io), catalog)
@@ -394,12 +413,29 @@ def _commit_encryption(
 
 
 def _check_is_plain(table: PyIcebergTable) -> None:
+    name = ".".join(table.name())
     if table.properties.get(KEY_ID):
-        raise UsageError(f"{'.'.join(table.name())} is encrypted already; rekey writes it again under new keys")
-    check_names_no_code(".".join(table.name()), table.properties)
+        raise UsageError(f"{name} is encrypted already; rekey writes it again under new keys")
+    if table.format_version >= VERSION and not isinstance(table, Table):
+        raise UsageError(f"PyIceberg alone cannot read all of {name}: load it by load_catalog of pyiceberg_encryption")
+    check_names_no_code(name, table.properties)
+
+
+def _check_can_be_encrypted(catalog: EncryptingCatalog, table: Table, start: StartEncryptionUpdate) -> None:
+    """As far as can be known before the table is changed, for from format V3 there is no way back."""
+    _check_is_plain(table)
+    _check_can_be_replaced(table)
+    upgrade = [UpgradeToFormatV3Update()] if table.format_version < VERSION else []
+    becoming = _becoming(catalog, table, *upgrade, start)
+    check_can_be_written(becoming.metadata)
+    for task in _planned(table):
+        if task.file.file_format not in READABLE:
+            raise UsageError(f"{task.file.file_path}: {task.file.file_format.value} files cannot be read")
+    send(becoming)  # has the KMS wrap a key
 
 
 def _check_can_be_replaced(table: Table) -> None:
+    check_owns_its_files(table)
     others = sorted(name for name in table.metadata.refs if name != MAIN_BRANCH)
     if others:
         raise UsageError(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pyiceberg.table.locations import load_location_provider
+from pyiceberg.utils.properties import property_as_bool
 
 from pyiceberg_encryption.errors import UsageError
 from pyiceberg_encryption.pipeline.engine import LocalEngine
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 OLDER_THAN = timedelta(days=3)  # Iceberg Java: DeleteOrphanFilesSparkAction
 SHORTEST_INTERVAL = timedelta(hours=24)  # Iceberg Java: RemoveOrphanFilesProcedure
+GC_ENABLED = "gc.enabled"  # Iceberg Java: TableProperties
 COMPRESSED_METADATA = (".gz.metadata.json", ".metadata.json.gz")  # Iceberg Java reads both
 METADATA_ENDINGS = (".metadata.json", *COMPRESSED_METADATA)
 _BEGINNING_LENGTH = 64 * 1024
@@ -65,6 +67,7 @@ def remove_orphan_files(
             f"Files of a commit under way look like orphans. Set older_than to {SHORTEST_INTERVAL} or more, or "
             "no_commits_under_way to True if nothing writes to the table"
         )
+    check_owns_its_files(table)
     own = folders(table.metadata)
     if location is not None and (".." in location or not any(_is_below(location, folder) for folder in own)):
         raise UsageError(f"{location} is not a folder of {'.'.join(table.name())}, which has {own}")
@@ -84,6 +87,14 @@ def remove_orphan_files(
         with contextlib.suppress(FileNotFoundError):
             plain.delete(name)
     return removed
+
+
+def check_owns_its_files(table: Table) -> None:
+    if not property_as_bool(table.properties, GC_ENABLED, True):
+        raise UsageError(
+            f"{'.'.join(table.name())} has {GC_ENABLED} set to false: its files may belong to other tables too, and "
+            "nothing is deleted. Set it to true if they do not"
+        )
 
 
 def folders(metadata: TableMetadata) -> list[str]:

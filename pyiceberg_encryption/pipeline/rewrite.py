@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask
 
 
@@ -55,12 +57,21 @@ def rewrite(task: RewriteTask) -> Rewritten:
     rows = 0
     try:
         for batch in Projection(schema, AlwaysTrue()).batches(source, open_tasks(source, task.files)):
-            writer.write(batch.cast(arrow))
+            writer.write(_with_types(batch, arrow))
             rows += batch.num_rows
         return Rewritten(table.seal_entries(writer.finish()), rows)
     except BaseException:
         writer.abort()
         raise
+
+
+def _with_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Arrow casts no column of nulls alone whose fields are required, not even to the type that it has."""
+    columns = [
+        column if column.type.equals(field.type) else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def check_unchanged(planned: Iterable[FileScanTask], now: Iterable[FileScanTask]) -> None:
@@ -85,9 +96,10 @@ def unused_deletes(replaced: Iterable[FileScanTask], now: Iterable[FileScanTask]
     return list(candidates.values())
 
 
-def digest(tasks: Iterable[FileScanTask]) -> str:
-    """Names the rows that a task reads."""
-    content = json.dumps([(task.file.file_path, sorted(_deletes(task))) for task in tasks])
+def digest(tasks: Iterable[FileScanTask], schema: Schema) -> str:
+    """Names the rows that a task reads, and their columns."""
+    files = [(task.file.file_path, sorted(_deletes(task))) for task in tasks]
+    content = json.dumps([files, schema.model_dump_json()])
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 

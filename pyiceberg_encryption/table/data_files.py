@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
 
+READABLE = (FileFormat.PARQUET, FileFormat.AVRO)
+
+
 @contextlib.contextmanager
 def open_data_file(
     io: FileIO, file: DataFile, dictionary_columns: tuple[str, ...] = (), split: range | None = None

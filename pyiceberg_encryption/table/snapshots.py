@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pyiceberg.exceptions import ValidationException
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, SetSnapshotRefUpdate
@@ -56,6 +57,11 @@ class V3SnapshotProducer(_SnapshotProducer[Any]):
 
     def _write_snapshot(self) -> UpdatesAndRequirements:
         metadata = self._transaction.table_metadata
+        specs = {getattr(file, "_spec_id", metadata.default_spec_id) for file in self._added_data_files}
+        if specs - {metadata.default_spec_id}:
+            raise ValidationException(
+                "The partition spec of the table was changed after its new files were written: write them again"
+            )
         manifests = self._manifests()
         output = self._manifest_list_output()
         first_row_id: int = getattr(metadata, "next_row_id", None) or FIRST_ROW_ID

@@ -278,6 +278,22 @@ def test_what_was_committed_is_not_committed_again(table: Table) -> None:
     assert commit(table, written(table, rows(6), "side"), branch="side", once=once("1"))
 
 
+def test_a_snapshot_that_expired_in_between_hides_nothing(table: Table) -> None:
+    """PyIceberg takes the parent from what came after it."""
+    assert commit(table, written(table, rows(6), "one"), once=once("1"))
+    first = table.refresh().metadata.current_snapshot_id
+    assert first is not None
+    table.manage_snapshots().create_tag(first, "kept").commit()
+    append(table, rows(7))
+    (between,) = {snapshot.snapshot_id for snapshot in table.refresh().snapshots()[-1:]}
+    append(table, rows(8))
+    table.refresh()
+    table.maintenance.expire_snapshots().by_id(between).commit()
+    table.refresh()
+    assert not commit(table, written(table, rows(6), "again"), once=once("1"))
+    assert ids(table) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
 @pytest.mark.parametrize("overwrite", [None, Overwrite()])
 def test_of_two_who_commit_the_same_one_wins(
     table: Table, overwrite: Overwrite | None, others_commit: Callable[..., None]
