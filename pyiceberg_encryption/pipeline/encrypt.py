@@ -6,10 +6,7 @@ was broken off finds it there, and does only what is left. In the end there is o
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
-import re
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -28,26 +25,19 @@ from pyiceberg.table.update import (
 
 from pyiceberg_encryption.catalogs.base import EncryptingCatalog
 from pyiceberg_encryption.catalogs.base import checked as checked_catalog
-from pyiceberg_encryption.errors import ConfigurationError, EncryptionError, IntegrityError, UsageError
+from pyiceberg_encryption.errors import ConfigurationError, IntegrityError, UsageError
+from pyiceberg_encryption.pipeline import journal
 from pyiceberg_encryption.pipeline.commit import Once, commit, sweep
 from pyiceberg_encryption.pipeline.data_writer import check_can_be_written
 from pyiceberg_encryption.pipeline.engine import engine_for
-from pyiceberg_encryption.pipeline.listing import files_below, place
+from pyiceberg_encryption.pipeline.listing import place
 from pyiceberg_encryption.pipeline.orphans import check_owns_its_files, outside, reached_by
-from pyiceberg_encryption.pipeline.rewrite import (
-    RewriteTask,
-    Rewritten,
-    digest,
-    from_json,
-    rewrite,
-    to_json,
-)
-from pyiceberg_encryption.pipeline.sealed import Envelope, kms_of, opened_here, send
+from pyiceberg_encryption.pipeline.rewrite import RewriteTask, rewrite
+from pyiceberg_encryption.pipeline.sealed import send
 from pyiceberg_encryption.pipeline.splits import SplitSizes, packed, seal_tasks
 from pyiceberg_encryption.pipeline.verify import verify
 from pyiceberg_encryption.table.data_files import READABLE
-from pyiceberg_encryption.table.file_io import EncryptedFileIO, plain_io
-from pyiceberg_encryption.table.manifests import file_key
+from pyiceberg_encryption.table.file_io import plain_io
 from pyiceberg_encryption.table.models import VERSION, StartEncryptionUpdate, UpgradeToFormatV3Update, key_id
 from pyiceberg_encryption.table.policy import DATA_KEY_LENGTH, KEY_ID, check_names_no_code
 from pyiceberg_encryption.table.replace import ReplaceFiles
@@ -69,11 +59,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pyiceberg_encryption.pipeline.report import Report
-    from pyiceberg_encryption.pipeline.sealed import RemoteTable
 
 JOB = "pyiceberg-encryption.encrypted-from"  # of a snapshot's summary, and of a table made for the purpose
 SOURCE = "pyiceberg-encryption.encrypted-from-snapshot"  # of the same
-_IS_NOTE = re.compile(r"-[0-9a-f]{32}\.json")  # behind the name of the job. Data may lie in the same folder
 NAME_MAPPING = "schema.name-mapping.default"  # of the files of the table in plaintext
 FOLDERS = (  # that are the source's own. Iceberg Java: TableProperties
     *(TableProperties.WRITE_DATA_PATH, TableProperties.WRITE_METADATA_PATH),
@@ -217,8 +205,8 @@ def _rewritten(
 ) -> tuple[list[DataFile], int]:
     """The encrypted files, and how many rows are in them."""
     bins = _bins(source, planned)
-    notes = [_journal(target, f"{job}-{digest(part, source.schema())}") for part in bins]
-    noted = {index: _noted(target, note) for index, note in enumerate(notes)}
+    notes = [journal.location(target, job, part, source.schema()) for part in bins]
+    noted = {index: journal.read(target, note) for index, note in enumerate(notes)}
     left = [index for index, entry in noted.items() if entry is None]
     sealed, here = send(target)
     plain = plain_io(source.io)
@@ -238,7 +226,7 @@ def _rewritten(
         written = [found.data_file for found in here.open_entries(result.files)]
         if sum(file.record_count for file in written) != result.rows:
             raise IntegrityError(f"{result.rows} rows were read, but not as many written: nothing was changed")
-        _note(target, notes[index], sealed.envelope, here, result)
+        journal.write(target, notes[index], sealed.envelope, here, result)
         files += written
         rows += result.rows
         done += 1
@@ -257,76 +245,15 @@ def _planned(table: PyIcebergTable) -> list[FileScanTask]:
     return sorted(table.scan().plan_files(), key=lambda task: task.file.file_path)
 
 
-# The journal
-
-
-def _journal(target: Table, name: str) -> str:
-    return target.location_provider().new_metadata_location(f"{name}.json")
-
-
-def _note(target: Table, location: str, envelope: Envelope, here: RemoteTable, result: Rewritten) -> None:
-    key = {
-        "master-key-id": envelope.master_key_id,
-        "wrapped-kek": base64.b64encode(envelope.wrapped_kek).decode(),
-        "salt": base64.b64encode(envelope.salt).decode(),
-    }
-    done = here.seal_note(_name(location), json.dumps(to_json(result)).encode())
-    with plain_io(target.io).new_output(location).create(overwrite=True) as stream:
-        stream.write(json.dumps({"key": key, "done": base64.b64encode(done).decode()}).encode())
-
-
-def _noted(target: Table, location: str) -> tuple[list[DataFile], int] | None:
-    """What a task wrote that was finished before. What is noted but not as it should be is done again."""
-    plain = plain_io(target.io)
-    note = plain.new_input(location)
-    if not note.exists():
-        return None
-    try:
-        with note.open() as stream:
-            entry = json.loads(stream.read())
-        key = {name: str(value) for name, value in entry["key"].items()}
-        envelope = Envelope(
-            target.catalog.name,
-            kms_of(target.catalog),
-            key["master-key-id"],
-            base64.b64decode(key["wrapped-kek"]),
-            base64.b64decode(key["salt"]),
-        )
-        here = opened_here(envelope, target)
-        result = from_json(json.loads(here.open_note(_name(location), base64.b64decode(entry["done"]))))
-        opened = here.open_entries(result.files)
-    except (EncryptionError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    files = [found.data_file for found in opened]
-    is_whole = sum(file.record_count for file in files) == result.rows
-    if is_whole and _are_as_now(target, files) and all(plain.new_input(file.file_path).exists() for file in files):
-        return files, result.rows
-    return None
-
-
-def _are_as_now(target: Table, files: list[DataFile]) -> bool:
-    """Partitioned and encrypted as what is written now."""
-    if any(file.spec_id != target.metadata.default_spec_id for file in files):
-        return False
-    lengths = {len(key.open().encryption_key) for key in map(file_key, files) if key is not None}
-    return isinstance(target.io, EncryptedFileIO) and lengths <= {target.io.keys.data_key_length}
-
-
 def _job(target: Table) -> str:
     """The beginning of the names of its files."""
     return f"encrypt-{target.metadata.table_uuid.hex}"
 
 
-def _name(location: str) -> str:
-    return location.rpartition("/")[2]
-
-
 def _clean_up(table: Table, job: str) -> None:
     """The journal, and the files of attempts that came to nothing."""
     sweep(table, job)
-    plain = plain_io(table.io)
-    found = (file.location for file in files_below(plain, table.location_provider().metadata_path))
-    _delete(plain, [location for location in found if _IS_NOTE.fullmatch(_name(location).removeprefix(job))])
+    _delete(table.io, journal.notes(table, job))
 
 
 # Beside the source

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.exceptions import ValidationException
@@ -15,7 +12,6 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from pyiceberg_encryption.pipeline.data_writer import DataFileWriter
-from pyiceberg_encryption.pipeline.sealed import SealedEntries, SealedTable
 from pyiceberg_encryption.pipeline.splits import Projection, SealedTasks, open_tasks
 from pyiceberg_encryption.table import lineage
 from pyiceberg_encryption.table.replace import name_of_file
@@ -24,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pyiceberg.manifest import DataFile
-    from pyiceberg.schema import Schema
     from pyiceberg.table import FileScanTask
+
+    from pyiceberg_encryption.pipeline.sealed import SealedEntries, SealedTable
 
 
 @dataclass(frozen=True)
@@ -76,9 +73,9 @@ def _with_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def check_unchanged(planned: Iterable[FileScanTask], now: Iterable[FileScanTask]) -> None:
     """That the rows of files which were rewritten are still those that were read."""
-    current = {task.file.file_path: _deletes(task) for task in now}
+    current = {task.file.file_path: deletes_of(task) for task in now}
     for task in planned:
-        if current.get(task.file.file_path) != _deletes(task):
+        if current.get(task.file.file_path) != deletes_of(task):
             raise ValidationException(
                 f"{task.file.file_path} was replaced, or rows of it deleted, by another writer. Run the job again: "
                 "what it committed so far stays"
@@ -96,25 +93,5 @@ def unused_deletes(replaced: Iterable[FileScanTask], now: Iterable[FileScanTask]
     return list(candidates.values())
 
 
-def digest(tasks: Iterable[FileScanTask], schema: Schema) -> str:
-    """Names the rows that a task reads, and their columns."""
-    files = [(task.file.file_path, sorted(_deletes(task))) for task in tasks]
-    content = json.dumps([files, schema.model_dump_json()])
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-def _deletes(task: FileScanTask) -> frozenset[str]:
+def deletes_of(task: FileScanTask) -> frozenset[str]:
     return frozenset(name_of_file(file) for file in task.delete_files)
-
-
-def to_json(result: Rewritten) -> dict[str, Any]:
-    """For a journal in storage, from where nothing is unpickled. What is in it is sealed."""
-    return {
-        "rows": result.rows,
-        "files": [[spec, base64.b64encode(sealed).decode()] for spec, sealed in result.files.groups],
-    }
-
-
-def from_json(entry: dict[str, Any]) -> Rewritten:
-    groups = tuple((int(spec), base64.b64decode(sealed)) for spec, sealed in entry["files"])
-    return Rewritten(SealedEntries(groups), int(entry["rows"]))

@@ -15,6 +15,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from pyiceberg_encryption.errors import ConfigurationError, IntegrityError, UsageError
 from pyiceberg_encryption.pipeline import encrypt as module
+from pyiceberg_encryption.pipeline import journal
 from pyiceberg_encryption.pipeline.commit import commit
 from pyiceberg_encryption.pipeline.encrypt import encrypt_in_place, encrypt_into
 from pyiceberg_encryption.pipeline.verify import verify
@@ -101,7 +102,7 @@ class PoweredOffError(Exception):
     pass
 
 
-STEPS = ("_note", "_commit_encryption", "verify", "_delete_plaintext", "_delete", "_clean_up")
+STEPS = ("journal.write", "_commit_encryption", "verify", "_delete_plaintext", "_delete", "_clean_up")
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
@@ -111,7 +112,8 @@ def test_in_place_broken_off_anywhere_goes_on(
     step: str, at: int, when: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = rows_of(create(lake))
-    original, calls = getattr(module, step), list[int]()
+    owner, name = (journal, step.removeprefix("journal.")) if step.startswith("journal.") else (module, step)
+    original, calls = getattr(owner, name), list[int]()
 
     def failing(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
@@ -123,7 +125,7 @@ def test_in_place_broken_off_anywhere_goes_on(
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, step, failing)
+        patch.setattr(owner, name, failing)
         try:
             encrypt_in_place(lake.catalog(), "db.plain", key="keyA")
         except PoweredOffError:
@@ -142,7 +144,7 @@ def test_in_place_broken_off_anywhere_goes_on(
 
 def test_what_is_in_the_journal_is_not_done_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     create(lake)
-    original, calls = module._note, list[int]()
+    original, calls = journal.write, list[int]()
 
     def failing(*arguments: Any) -> None:
         original(*arguments)
@@ -151,7 +153,7 @@ def test_what_is_in_the_journal_is_not_done_again(lake: Lake, monkeypatch: pytes
             raise PoweredOffError
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_note", failing)
+        patch.setattr(journal, "write", failing)
         with pytest.raises(PoweredOffError):
             encrypt_in_place(lake.catalog(), "db.plain", key="keyA")
     seen: list[tuple[int, int]] = []

@@ -17,7 +17,8 @@ from pyiceberg_encryption.errors import EncryptionError, IntegrityError, UsageEr
 from pyiceberg_encryption.pipeline import encrypt as module
 from pyiceberg_encryption.pipeline import sealed
 from pyiceberg_encryption.pipeline.encrypt import encrypt_in_place, encrypt_into
-from pyiceberg_encryption.pipeline.rewrite import Rewritten, from_json, to_json
+from pyiceberg_encryption.pipeline.journal import from_json, to_json
+from pyiceberg_encryption.pipeline.rewrite import Rewritten
 from pyiceberg_encryption.pipeline.sealed import opened_here
 from tests.pipeline.test_encrypt import PoweredOffError, create, plaintext, rows_of
 from tests.table_support import ROWS, Lake, change_in_place
