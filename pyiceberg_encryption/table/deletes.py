@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile, ManifestEntry
-    from pyiceberg.typedef import Record
 
 # Iceberg spec, "Puffin", blob type deletion-vector-v1: length, then magic and vector, then the CRC of both
 DELETION_VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
@@ -42,7 +42,7 @@ class DeleteIndex:
     def __init__(self) -> None:
         self._vectors: dict[str, ManifestEntry] = {}
         self._by_path: dict[str, list[ManifestEntry]] = {}
-        self._by_partition: dict[tuple[int, Record], list[ManifestEntry]] = {}
+        self._by_partition: dict[tuple[Any, ...], list[ManifestEntry]] = {}
 
     def add(self, entry: ManifestEntry) -> None:
         file = entry.data_file
@@ -53,7 +53,7 @@ class DeleteIndex:
         elif referenced is not None:
             self._by_path.setdefault(referenced, []).append(entry)
         else:
-            self._by_partition.setdefault((file.spec_id, file.partition), []).append(entry)
+            self._by_partition.setdefault(_partition(file), []).append(entry)
 
     def for_data_file(self, entry: ManifestEntry) -> set[DataFile]:
         file = entry.data_file
@@ -62,7 +62,7 @@ class DeleteIndex:
             return {vector.data_file}
         candidates = self._by_path.get(file.file_path, [])
         if self._by_partition:
-            candidates = candidates + self._by_partition.get((file.spec_id, file.partition), [])
+            candidates = candidates + self._by_partition.get(_partition(file), [])
         return {deletes.data_file for deletes in candidates if _sequence_number(deletes) >= _sequence_number(entry)}
 
 
@@ -130,6 +130,12 @@ def _referenced(file: DataFile) -> str | None:
     lower = (file.lower_bounds or {}).get(FILE_PATH_ID)
     upper = (file.upper_bounds or {}).get(FILE_PATH_ID)
     return lower.decode() if lower is not None and lower == upper else None
+
+
+def _partition(file: DataFile) -> tuple[Any, ...]:
+    """NaN is not equal to itself, but one and the same object is, in a tuple."""
+    values = (file.partition[position] for position in range(len(file.partition)))
+    return file.spec_id, *(math.nan if value != value else value for value in values)
 
 
 def _sequence_number(entry: ManifestEntry) -> int:
