@@ -390,6 +390,29 @@ def test_a_delete_leaves_rows_whose_value_is_nan(catalog: EncryptingCatalog) -> 
     assert table.scan().to_pandas()["x"].isna().to_list() == [True]
 
 
+@pytest.mark.parametrize(
+    ("row_filter", "expected"),
+    [
+        ("text > 'a' or id = 3", [2, 3]),
+        ("text <= 'a' or id = 7", [1]),
+        ("text is null or text > 'a'", [2, 3]),
+        ("text != 'a'", [2]),
+        ("not text = 'a'", [2]),
+        ("text not like 'a%'", [2]),
+        ("text = 'b' or text is null", [2, 3]),
+    ],
+)
+def test_null_partitions_are_filtered(catalog: EncryptingCatalog, row_filter: str, expected: list[int]) -> None:
+    """As their rows are: a comparison with null is not true."""
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "text", StringType()))
+    by_text = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "text"))
+    table = new_table(catalog, schema, partition_spec=by_text)
+    table.append(pa.table({"id": [1, 2, 3], "text": ["a", "b", None]}))
+    scan = table.scan(row_filter)
+    assert sorted(scan.to_arrow()["id"].to_pylist()) == expected
+    assert scan.count() == len(expected)
+
+
 # Evolving and time
 
 

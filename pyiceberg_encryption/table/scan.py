@@ -7,7 +7,8 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, BoundLiteralPredicate
+from pyiceberg.expressions.visitors import BoundBooleanExpressionVisitor, ResidualEvaluator, rewrite_not
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import DataScan as PyIcebergDataScan
@@ -22,7 +23,7 @@ from pyiceberg_encryption.table.read import ArrowScan
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.expressions import BoundPredicate
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.schema import Schema
     from pyiceberg.typedef import Record
@@ -69,6 +70,28 @@ class Planner(ManifestGroupPlanner):
             evaluator = self._build_residual_evaluator(file.spec_id)(file)
             known[partition] = found = evaluator.residual_for(file.partition)
         return found
+
+    def _build_residual_evaluator(self, spec_id: int) -> Callable[[DataFile], ResidualEvaluator]:
+        spec = self.table_metadata.specs()[spec_id]
+        if spec.is_unpartitioned():
+            return super()._build_residual_evaluator(spec_id)
+        schema, row_filter = self.table_metadata.schema(), rewrite_not(self.row_filter)
+        return lambda file: _ResidualEvaluator(schema, spec, self.case_sensitive, row_filter)
+
+
+class _NullIsNoValue(BoundBooleanExpressionVisitor[BooleanExpression]):
+    """Comes after PyIceberg's visitor in the order of inheritance, which compares null as if it were a value."""
+
+    struct: Record
+
+    def visit_bound_predicate(self, predicate: BoundPredicate) -> BooleanExpression:
+        if isinstance(predicate, BoundLiteralPredicate) and predicate.term.eval(self.struct) is None:
+            return AlwaysFalse()
+        return super().visit_bound_predicate(predicate)
+
+
+class _ResidualEvaluator(ResidualEvaluator, _NullIsNoValue):
+    pass
 
 
 class DataScan(PyIcebergDataScan):
