@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.exceptions import CommitFailedException, ValidationException
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression
-from pyiceberg.expressions.visitors import ROWS_MUST_MATCH, _StrictMetricsEvaluator
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, NotEqualTo, NotIn, NotNull, NotStartsWith, Or
+from pyiceberg.expressions.visitors import ROWS_MUST_MATCH, _StrictMetricsEvaluator, rewrite_not
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.typedef import EMPTY_DICT
@@ -141,7 +141,8 @@ def _replaced(table: Table, added: list[DataFile], overwrite: Overwrite, branch:
     metadata = table.metadata
     if branch not in metadata.refs:
         return
-    scan = table.scan(overwrite.row_filter).use_ref(branch)
+    row_filter = _without_null(rewrite_not(overwrite.row_filter))
+    scan = table.scan(row_filter).use_ref(branch)
     tasks = scan.plan_files()
     if overwrite.is_dynamic:
         if metadata.spec().is_unpartitioned():
@@ -156,7 +157,7 @@ def _replaced(table: Table, added: list[DataFile], overwrite: Overwrite, branch:
             if partition_name(task.file.partition) in partitions:
                 yield task.file
         return
-    whole = _StrictMetricsEvaluator(metadata.schema(), overwrite.row_filter).eval
+    whole = _StrictMetricsEvaluator(metadata.schema(), row_filter).eval
     for task in tasks:
         if task.residual != AlwaysTrue() and whole(task.file) != ROWS_MUST_MATCH:
             raise UsageError(
@@ -164,6 +165,17 @@ def _replaced(table: Table, added: list[DataFile], overwrite: Overwrite, branch:
                 "replaces whole files. Choose a filter along the partitions, or delete the rows first"
             )
         yield task.file
+
+
+def _without_null(row_filter: BooleanExpression) -> BooleanExpression:
+    """Scans show no row where a column that must not have some value is null, and PyIceberg would replace it."""
+    if isinstance(row_filter, And):
+        return And(_without_null(row_filter.left), _without_null(row_filter.right))
+    if isinstance(row_filter, Or):
+        return Or(_without_null(row_filter.left), _without_null(row_filter.right))
+    if isinstance(row_filter, (NotEqualTo, NotIn, NotStartsWith)):
+        return And(NotNull(row_filter.term), row_filter)  # type: ignore[misc]  # its constructor is not typed
+    return row_filter
 
 
 def ancestors(metadata: TableMetadata, branch: str) -> Iterator[Snapshot]:

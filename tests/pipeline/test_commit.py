@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitFailedException, ValidationException
-from pyiceberg.expressions import And, EqualTo, GreaterThan, GreaterThanOrEqual, LessThan
+from pyiceberg.expressions import And, EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, NotEqualTo, parser
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -132,6 +132,32 @@ def test_an_overwrite_of_parts_of_files_is_refused(table: Table) -> None:
     with pytest.raises(UsageError, match="and may have others"):
         commit(table, written(table, rows(9)), overwrite=Overwrite(expression(GreaterThanOrEqual, "id", 2)))
     assert ids(table) == [1, 2, 3, 4, 5]
+
+
+UNLIKE_A = {
+    "kind != 'a'": [1, 3],
+    "not kind = 'a'": [1, 3],
+    "kind not in ('a', 'z')": [1, 3],
+    "kind not like 'a%'": [1, 3],
+    "kind != 'a' and kind not in ('c', 'd')": [1, 3],
+    "kind != 'a' or kind is null": [1],
+}
+
+
+@pytest.mark.parametrize("row_filter", UNLIKE_A)
+def test_null_is_not_overwritten_by_what_is_unlike_a_value(lake: Lake, row_filter: str) -> None:
+    table = new_table(lake, SCHEMA, partition_spec=BY_KIND)
+    append(table, pa.table({"id": [1, 2, 3], "kind": ["a", "b", None]}))
+    assert commit(table, [], overwrite=Overwrite(parser.parse(row_filter)))
+    assert ids(table) == UNLIKE_A[row_filter]
+
+
+def test_null_beside_values_is_not_overwritten(lake: Lake) -> None:
+    table = new_table(lake, SCHEMA)
+    append(table, pa.table({"id": [1, 2], "kind": ["b", None]}))
+    with pytest.raises(UsageError, match="and may have others"):
+        commit(table, [], overwrite=Overwrite(expression(NotEqualTo, "kind", "a")))
+    assert ids(table) == [1, 2]
 
 
 @pytest.mark.parametrize(
