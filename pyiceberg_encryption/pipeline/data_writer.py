@@ -22,6 +22,7 @@ from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, partition_
 from pyiceberg.schema import sanitize_column_names
 from pyiceberg.table import DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE, TableProperties
 from pyiceberg.table.locations import load_location_provider
+from pyiceberg.transforms import VoidTransform
 from pyiceberg.typedef import Record
 from pyiceberg.utils.config import Config
 from pyiceberg.utils.properties import property_as_int
@@ -71,7 +72,7 @@ class _Key(PartitionKey):
         return Record(
             *(
                 value.value
-                if isinstance(value.value, int)
+                if value.value is None or isinstance(value.value, int)
                 else partition_record_value(value.field, value.value, self.schema)
                 for value in self.field_values
             )
@@ -283,6 +284,9 @@ def partitions(metadata: TableMetadata, rows: pa.Table) -> Iterator[tuple[Partit
     names = [f"__partition_{field.field_id}" for field in spec.fields]
     values = []
     for field in spec.fields:
+        if isinstance(field.transform, VoidTransform):  # what is left in format V1 of a field that was removed
+            values.append(pa.nulls(len(rows), pa.int32()))
+            continue
         column = schema.find_column_name(field.source_id)
         if column is None:
             raise UsageError(f"The table is partitioned by {field.name}, whose column is gone: evolve its spec first")

@@ -53,9 +53,10 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from pyiceberg_encryption.errors import FormatError
+from pyiceberg_encryption.errors import FormatError, UsageError
 from pyiceberg_encryption.table.file_io import EncryptedOutputFile, FileKey, checked_key, manifest_list_key, read_whole
 from pyiceberg_encryption.table.models import VERSION, key_id
+from pyiceberg_encryption.table.specs import has_unknown_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -418,7 +419,13 @@ class V3ManifestWriter(ManifestWriterV2):
         return VERSION
 
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
-        return _AvroFile(self._output_file, _entry_schema(self._spec.partition_type(self._schema)), self._meta)
+        partition_type = self._spec.partition_type(self._schema)
+        if has_unknown_types(partition_type):  # PyIceberg would write what cannot be read
+            raise UsageError(
+                f"No schema of the table tells the type of a column any more that spec {self._spec.spec_id} partitions "
+                "by, so that its files cannot be listed anew. Copy the rows into a new table"
+            )
+        return _AvroFile(self._output_file, _entry_schema(partition_type), self._meta)
 
     def prepare_entry(self, entry: ManifestEntry) -> ManifestEntry:
         entry = super().prepare_entry(entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.exceptions import ValidationException
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, SetSnapshotRefUpdate
@@ -23,6 +24,7 @@ from pyiceberg.table.update.snapshot import (
 from pyiceberg_encryption.table.file_io import EncryptedFileIO, EncryptedOutputFile
 from pyiceberg_encryption.table.manifests import KEY_METADATA, V3ManifestListWriter, V3ManifestWriter, V3Snapshot
 from pyiceberg_encryption.table.models import FIRST_ROW_ID, AddEncryptionKeyUpdate, EncryptionKeyEntry
+from pyiceberg_encryption.table.specs import LastingSpec, has_unknown_types
 
 if TYPE_CHECKING:
     import uuid
@@ -46,7 +48,18 @@ class V3SnapshotProducer(_SnapshotProducer[Any]):
         return self
 
     def new_manifest_writer(self, spec: PartitionSpec) -> ManifestWriter:
-        return V3ManifestWriter(spec, self.schema(), self.new_manifest_output(), self._snapshot_id, self._compression)
+        lasting, output = self.spec(spec.spec_id), self.new_manifest_output()
+        return V3ManifestWriter(lasting, self.schema(), output, self._snapshot_id, self._compression)
+
+    def spec(self, spec_id: int) -> PartitionSpec:
+        return LastingSpec.of(self._transaction.table_metadata, spec_id)
+
+    def _build_delete_files_partition_predicate(self) -> None:
+        """Which manifests are looked at: all, where the type of a partition's values is not known any more."""
+        super()._build_delete_files_partition_predicate()
+        for spec_id in {file.spec_id for file in self._deleted_data_files}:
+            if has_unknown_types(self.spec(spec_id).partition_type(self.schema())):
+                self.partition_filters[spec_id] = AlwaysTrue()
 
     def _commit(self) -> UpdatesAndRequirements:
         try:
