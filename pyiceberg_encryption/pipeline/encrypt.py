@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, ValidationException
 from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table import TableProperties
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.update import (
@@ -22,6 +23,7 @@ from pyiceberg.table.update import (
     RemoveSnapshotsUpdate,
     update_table_metadata,
 )
+from pyiceberg.transforms import VoidTransform
 
 from pyiceberg_encryption.catalogs.base import EncryptingCatalog
 from pyiceberg_encryption.catalogs.base import checked as checked_catalog
@@ -276,7 +278,7 @@ def _target(
     catalog.create_table(
         identifier,
         source.schema(),
-        partition_spec=source.spec(),
+        partition_spec=PartitionSpec(*_partition_fields(source)),
         sort_order=source.sort_order(),
         properties=properties,
     )
@@ -297,6 +299,11 @@ def _copied(target: Table, job: str) -> str | None:
 def _carried_over(source: PyIcebergTable) -> dict[str, str]:
     left_out = (TableProperties.FORMAT_VERSION, NAME_MAPPING, *FOLDERS)
     return {name: value for name, value in source.properties.items() if name not in left_out}
+
+
+def _partition_fields(source: PyIcebergTable) -> list[PartitionField]:
+    """Without what format V1 keeps of those that were removed, whose columns may be gone."""
+    return [field for field in source.spec().fields if not isinstance(field.transform, VoidTransform)]
 
 
 def _columns(table: PyIcebergTable) -> pa.Schema:
