@@ -58,6 +58,7 @@ class ParquetDataFile:
             options["decryption_properties"] = decryption(key)
         parquet = ds.ParquetFileFormat(
             dictionary_columns=dictionary_columns,
+            coerce_int96_timestamp_unit="us",  # nanoseconds have no room for years before 1677 and after 2262
             default_fragment_scan_options=ds.ParquetFragmentScanOptions(**options),
         )
         with self._tampering_named():

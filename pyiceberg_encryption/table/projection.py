@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import ArrowAccessor, ArrowProjectionVisitor
 from pyiceberg.schema import visit_with_partner
-from pyiceberg.types import StructType
+from pyiceberg.types import StructType, TimestampType, TimestamptzType
 
 if TYPE_CHECKING:
     import builtins
@@ -37,6 +37,13 @@ class _ProjectionVisitor(ArrowProjectionVisitor):
             for place, (field, column, given) in enumerate(zip(rows.type, struct.fields, field_results, strict=True))
         ]
         return pa.StructArray.from_arrays(columns, fields=list(rows.type), mask=rows.is_null())
+
+    def _cast_if_needed(self, field: NestedField, values: pa.Array) -> pa.Array:
+        """Nanoseconds become the microsecond that they are in, as in Iceberg Java, before 1970 as well."""
+        is_coarser = isinstance(field.field_type, (TimestampType, TimestamptzType))
+        if is_coarser and self._downcast_ns_timestamp_to_us and pa.types.is_timestamp(values.type):
+            values = pc.floor_temporal(values, unit="microsecond")
+        return super()._cast_if_needed(field, values)
 
     def list(self, list_type: ListType, list_array: pa.Array | None, value_array: pa.Array | None) -> pa.Array | None:
         return _with_nulls_of(list_array, super().list(list_type, list_array, value_array))

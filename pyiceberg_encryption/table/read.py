@@ -12,7 +12,6 @@ from pyiceberg.io.pyarrow import ArrowScan as PyIcebergArrowScan
 from pyiceberg.io.pyarrow import (
     _get_column_projection_values,
     expression_to_pyarrow,
-    pyarrow_to_schema,
 )
 from pyiceberg.schema import prune_columns
 from pyiceberg.table import FileScanTask
@@ -22,6 +21,7 @@ from pyiceberg_encryption.table import lineage
 from pyiceberg_encryption.table.avro_data import AvroDataFile
 from pyiceberg_encryption.table.data_files import open_data_file
 from pyiceberg_encryption.table.deletes import deleted_positions, remaining
+from pyiceberg_encryption.table.file_schema import FileSchema
 from pyiceberg_encryption.table.manifests import V3DataFile
 from pyiceberg_encryption.table.projection import to_requested_schema
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
 
     import pyarrow.compute as pc
-    from pyiceberg.typedef import TableVersion
 
     from pyiceberg_encryption.table.parquet_data import ParquetDataFile
 
@@ -90,11 +89,8 @@ class _TaskReader:
         self._deleted = deleted
         self._requested = scan._projected_schema
         self._lineage = [field for field in self._requested.fields if field.field_id in lineage.IDS]
-        self._downcast = scan._downcast_ns_timestamp_to_us or False
-        version: TableVersion = metadata.format_version
-        self._file_schema = pyarrow_to_schema(
-            file.schema, metadata.name_mapping(), downcast_ns_timestamp_to_us=self._downcast, format_version=version
-        )
+        schema = FileSchema(file.schema, metadata)
+        self._file_schema = schema.in_table
         self._constants = _get_column_projection_values(
             task.file,
             self._requested,
@@ -104,12 +100,14 @@ class _TaskReader:
         )
         self._filter = self._arrow_filter(scan)
         self._read_schema = prune_columns(self._file_schema, scan._projected_field_ids, select_full_types=False)
+        self._is_finer = schema.is_finer_than(self._read_schema)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         has_places = bool(self._deleted or self._lineage)
-        # A filter that Arrow applies while it reads would hide at which place of the file a row stands.
-        early = None if has_places else self._filter
-        late = self._filter if has_places or isinstance(self._file, AvroDataFile) else None
+        # A filter that Arrow applies while it reads would hide at which place of the file a row stands, and would
+        # compare nanoseconds.
+        early = None if has_places or self._is_finer else self._filter
+        late = self._filter if early is None or isinstance(self._file, AvroDataFile) else None
         schema = self._read_schema
         if self._lineage:
             schema = lineage.with_lineage(lineage.without_lineage(schema), self._lineage)
@@ -126,12 +124,18 @@ class _TaskReader:
                     self._requested,
                     schema,
                     batch,
-                    downcast_ns_timestamp_to_us=self._downcast,
                     projected_missing_fields=self._constants,
                     allow_timestamp_tz_mismatch=True,
                 )
 
     def _read(self, row_filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        for batch in self._as_in_file(row_filter):
+            if self._is_finer:
+                yield to_requested_schema(self._read_schema, self._read_schema, batch, downcast_ns_timestamp_to_us=True)
+            else:
+                yield batch
+
+    def _as_in_file(self, row_filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         if isinstance(self._file, AvroDataFile):
             return self._file.batches(set(self._read_schema.field_ids))
         return self._file.batches([column.name for column in self._read_schema.columns], row_filter)
