@@ -28,6 +28,7 @@ from pyiceberg.expressions import (
     StartsWith,
 )
 from pyiceberg.expressions.literals import AboveMax, BelowMin, literal
+from pyiceberg.schema import index_by_id, prune_columns
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -70,6 +71,16 @@ def to_expression(filters: Iterable[spark.Filter], schema: Schema) -> BooleanExp
         if translated is not None:
             expression = And(expression, translated)
     return expression
+
+
+def with_one_meaning(schema: Schema, current: Schema) -> Schema:
+    """The columns that have the same name in both schemas. An older snapshot may have had other columns by a name."""
+    same = {
+        field_id
+        for field_id, field in index_by_id(schema).items()
+        if field.field_type.is_primitive and schema.find_column_name(field_id) == current.find_column_name(field_id)
+    }
+    return prune_columns(schema, same, select_full_types=False)
 
 
 def _translated(offered: spark.Filter, schema: Schema) -> BooleanExpression | None:

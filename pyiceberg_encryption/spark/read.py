@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
+from pyiceberg.expressions.visitors import bind, extract_field_ids
 from pyiceberg.table import _parse_row_filter
 from pyiceberg.table.refs import SnapshotRefType
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -14,7 +15,7 @@ from pyiceberg_encryption.errors import ConfigurationError, UsageError
 from pyiceberg_encryption.pipeline.sealed import SealedTable, send
 from pyiceberg_encryption.pipeline.splits import Projection, SealedTasks, SplitSizes, open_tasks, packed, seal_tasks
 from pyiceberg_encryption.spark import options as names
-from pyiceberg_encryption.spark.filters import to_expression
+from pyiceberg_encryption.spark.filters import to_expression, with_one_meaning
 from pyiceberg_encryption.spark.types import ToSpark, to_spark_schema
 from pyiceberg_encryption.spark.worker import make_ready_for_next_task
 from pyiceberg_encryption.table.table import checked
@@ -51,8 +52,8 @@ class Reader(DataSourceReader):
     def partitions(self) -> list[SealedPartition]:
         table = load_table(self._options)
         scan = with_columns(scan_of(table, self._options), self._schema)
-        expression = And(scan.row_filter, to_expression(self._filters, scan.projection()))
-        scan = scan.update(row_filter=expression)
+        columns = with_one_meaning(scan.projection(), table.schema())
+        scan = scan.update(row_filter=And(scan.row_filter, to_expression(self._filters, columns)))
         return sealed_partitions(table, self._options, scan, list(scan.plan_files()), self._tasks_at_once)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -76,6 +77,12 @@ def load_table(options: Options) -> Table:
 
 def scan_of(table: Table, options: Options) -> DataScan | IncrementalAppendScan:
     """What the options ask for, with all columns or those that they name."""
+    scan = _scan_of(table, options)
+    _check_row_filter(scan)
+    return scan
+
+
+def _scan_of(table: Table, options: Options) -> DataScan | IncrementalAppendScan:
     columns = options.own.get(names.COLUMNS)
     arguments = {
         "row_filter": _row_filter(options),
@@ -151,6 +158,23 @@ def read_partition(partition: InputPartition | None, schema: StructType) -> Iter
 def _row_filter(options: Options) -> BooleanExpression:
     text = options.own.get(names.ROW_FILTER)
     return AlwaysTrue() if text is None else _parse_row_filter(text)
+
+
+def _check_row_filter(scan: DataScan | IncrementalAppendScan) -> None:
+    """PyIceberg looks for a filter's names in the current schema, also where an older state is read."""
+    current, read = scan.table_metadata.schema(), scan.update(selected_fields=("*",)).projection()
+    if read == current:
+        return
+    try:
+        filtered = extract_field_ids(bind(current, scan.row_filter, scan.case_sensitive))
+        fits = all(read.find_column_name(field_id) == current.find_column_name(field_id) for field_id in filtered)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise UsageError(
+            f"{names.ROW_FILTER} names a column that is not there both now and in the snapshot that is read, or was "
+            f"another one then. Leave {names.ROW_FILTER} out, and filter what load() returns by where()"
+        )
 
 
 def _snapshot_id(table: Table, options: Options) -> int | None:
