@@ -1,7 +1,8 @@
 """Reads a table as a stream: the rows of its snapshots, each once, as they are appended.
 
 An offset is the last snapshot that was read, or none, before the first. The first batch of a stream from the beginning
-has all rows of the oldest snapshot that is left, and what was appended since.
+has all rows of the oldest snapshot that is left, and what was appended since. From a time on, it has what that snapshot
+itself appended: its other rows are older, or nobody knows.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class StreamReader(DataSourceStreamReader):
         scan = scan_of(table, self._options)
         arguments = {"row_filter": scan.row_filter, "case_sensitive": scan.case_sensitive}
         tasks: Iterable[FileScanTask] = []
-        if start is None:
+        if start is None and names.FROM_TIMESTAMP not in self._options.own:
             first, *appended = appended
             start = first.snapshot_id
             tasks = table.scan(snapshot_id=start, **arguments).plan_files()  # type: ignore[arg-type]

@@ -32,6 +32,16 @@ def head_of(table: Table) -> int:
     return snapshot.snapshot_id
 
 
+def expire_all_but_the_last(table: Table) -> int:
+    head = head_of(table)
+    expiration = table.maintenance.expire_snapshots()
+    for snapshot in table.snapshots():
+        if snapshot.snapshot_id != head:
+            expiration = expiration.by_id(snapshot.snapshot_id)
+    expiration.commit()
+    return head
+
+
 def reader(**options: str) -> StreamReader:
     given = {"catalog": "streamed", "table": "db.t", **{name.replace("_", "-"): text for name, text in options.items()}}
     return StreamReader(Options.of(given), SCHEMA, 2)
@@ -70,6 +80,39 @@ def test_from_a_time_on(table: Table) -> None:
     assert ids(stream, stream.initialOffset(), stream.latestOffset()) == [2, 3]
     everything = reader(stream_from_timestamp="0")
     assert everything.initialOffset() == reader().initialOffset()
+
+
+def test_from_a_time_on_when_the_snapshots_before_it_are_gone(table: Table) -> None:
+    append(table, 1)
+    append(table, 2)
+    second = expire_all_but_the_last(table)
+    append(table, 3)
+    stream = reader(stream_from_timestamp=str(table.metadata.snapshots[0].timestamp_ms))
+    assert ids(stream, stream.initialOffset(), {"snapshot-id": second}) == [2]
+    assert ids(stream, stream.initialOffset(), stream.latestOffset()) == [2, 3]
+    assert ids(reader(), reader().initialOffset(), stream.latestOffset()) == [1, 2, 3]
+
+
+def test_from_a_time_on_when_the_oldest_snapshot_only_moved_rows(table: Table) -> None:
+    append(table, 1)
+    rekey(table)
+    moved = expire_all_but_the_last(table)
+    append(table, 2)
+    stream = reader(stream_from_timestamp="0")
+    assert ids(stream, stream.initialOffset(), {"snapshot-id": moved}) == []
+    assert ids(stream, stream.initialOffset(), stream.latestOffset()) == [2]
+
+
+def test_from_a_time_on_when_the_oldest_snapshot_overwrote_rows(table: Table) -> None:
+    append(table, 1, 2)
+    table.delete("id = 2")
+    expire_all_but_the_last(table)
+    append(table, 3)
+    stream = reader(stream_from_timestamp="0")
+    with pytest.raises(UsageError, match="skip-overwrite"):
+        stream.partitions(stream.initialOffset(), stream.latestOffset())
+    skipping = reader(stream_from_timestamp="0", streaming_skip_overwrite_snapshots="true")
+    assert ids(skipping, stream.initialOffset(), stream.latestOffset()) == [3]
 
 
 def test_rows_deleted_or_overwritten_stop_it_unless_told_otherwise(table: Table) -> None:
