@@ -174,7 +174,8 @@ def _without_null(row_filter: BooleanExpression) -> BooleanExpression:
     if isinstance(row_filter, Or):
         return Or(_without_null(row_filter.left), _without_null(row_filter.right))
     if isinstance(row_filter, (NotEqualTo, NotIn, NotStartsWith)):
-        return And(NotNull(row_filter.term), row_filter)  # type: ignore[misc]  # its constructor is not typed
+        not_null: Any = NotNull  # mypy does not find the constructors of PyIceberg's predicates
+        return And(not_null(row_filter.term), row_filter)
     return row_filter
 
 
