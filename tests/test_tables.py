@@ -411,6 +411,18 @@ def test_null_partitions_are_filtered(catalog: EncryptingCatalog, row_filter: st
     scan = table.scan(row_filter)
     assert sorted(scan.to_arrow()["id"].to_pylist()) == expected
     assert scan.count() == len(expected)
+    table.append(pa.table({"id": [1, 2, 3], "text": ["a", "b", None]}))
+    first, _ = table.snapshots()
+    added = table.incremental_append_scan(row_filter=row_filter, from_snapshot_id_exclusive=first.snapshot_id)
+    assert sorted(added.to_arrow()["id"].to_pylist()) == expected
+
+
+def test_a_null_partition_is_not_counted_among_what_is_not_nan(catalog: EncryptingCatalog) -> None:
+    schema = Schema(NestedField(1, "x", DoubleType()))
+    table = new_table(catalog, schema, partition_spec=PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "x")))
+    table.append(pa.table({"x": [1.0, 2.0, None]}))
+    scan = table.scan("x is not nan")
+    assert scan.count() == len(scan.to_arrow()) == 2
 
 
 # Evolving and time

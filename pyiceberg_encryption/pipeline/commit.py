@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.exceptions import CommitFailedException, ValidationException
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, NotEqualTo, NotIn, NotNull, NotStartsWith, Or
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, NotEqualTo, NotNaN, NotNull, NotStartsWith, Or
 from pyiceberg.expressions.visitors import ROWS_MUST_MATCH, _StrictMetricsEvaluator, rewrite_not
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.refs import MAIN_BRANCH
@@ -168,12 +168,13 @@ def _replaced(table: Table, added: list[DataFile], overwrite: Overwrite, branch:
 
 
 def _without_null(row_filter: BooleanExpression) -> BooleanExpression:
-    """Scans show no row where a column that must not have some value is null, and PyIceberg would replace it."""
+    """Where a column that must not have some value is null, scans show no row, and PyIceberg would replace it. With
+    `NotIn` they show it."""
     if isinstance(row_filter, And):
         return And(_without_null(row_filter.left), _without_null(row_filter.right))
     if isinstance(row_filter, Or):
         return Or(_without_null(row_filter.left), _without_null(row_filter.right))
-    if isinstance(row_filter, (NotEqualTo, NotIn, NotStartsWith)):
+    if isinstance(row_filter, (NotEqualTo, NotNaN, NotStartsWith)):
         not_null: Any = NotNull  # mypy does not find the constructors of PyIceberg's predicates
         return And(not_null(row_filter.term), row_filter)
     return row_filter

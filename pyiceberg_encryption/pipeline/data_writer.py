@@ -264,8 +264,9 @@ def check_columns(metadata: TableMetadata, provided: pa.Schema) -> None:
 def check_can_be_written(metadata: TableMetadata) -> None:
     """Whatever its rows."""
     _format_of(metadata)
-    no_rows = schema_to_pyarrow(sanitize_column_names(metadata.schema()), include_field_ids=False).empty_table()
-    for _ in partitions(metadata, no_rows):
+    schema = schema_to_pyarrow(sanitize_column_names(metadata.schema()), include_field_ids=False)
+    row = pa.table([pa.nulls(1, field.type) for field in schema], schema=schema)
+    for _ in partitions(metadata, row):
         pass
 
 

@@ -93,7 +93,7 @@ def _translated(offered: spark.Filter, schema: Schema) -> BooleanExpression | No
     if isinstance(kind, UUIDType):  # which Arrow cannot compare, and it compares with statistics even to find nulls
         return None
     if isinstance(offered, spark.IsNull):
-        return _predicate(IsNull, name)
+        return _is_null(name, schema)
     if isinstance(offered, spark.IsNotNull):
         return _predicate(NotNull, name)
     if not isinstance(kind, _COMPARABLE) or not _fits(offered, kind):
@@ -104,7 +104,7 @@ def _translated(offered: spark.Filter, schema: Schema) -> BooleanExpression | No
         return None if floats or not values else _predicate(In, name, values)
     if isinstance(offered, spark.EqualNullSafe):
         if offered.value is None:
-            return _predicate(IsNull, name)
+            return _is_null(name, schema)
         return None if floats else _predicate(EqualTo, name, offered.value)
     if isinstance(offered, spark.StringStartsWith):
         return _predicate(StartsWith, name, offered.value) if isinstance(kind, StringType) else None
@@ -116,6 +116,11 @@ def _translated(offered: spark.Filter, schema: Schema) -> BooleanExpression | No
     if floats and isinstance(offered, (spark.GreaterThan, spark.GreaterThanOrEqual)):
         return Or(expression, _predicate(IsNaN, name))
     return expression
+
+
+def _is_null(name: str, schema: Schema) -> BooleanExpression | None:
+    """A required field is never null to PyIceberg, but that of a struct is, where the struct is."""
+    return None if schema.find_field(name).required and "." in name else _predicate(IsNull, name)
 
 
 def _predicate(kind: Any, *arguments: Any) -> BooleanExpression:

@@ -7,13 +7,14 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, BoundLiteralPredicate
+from pyiceberg.expressions import AlwaysFalse, AlwaysTrue, BooleanExpression, BoundLiteralPredicate, BoundNotNaN
 from pyiceberg.expressions.visitors import BoundBooleanExpressionVisitor, ResidualEvaluator, rewrite_not
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.manifest import DataFileContent
+from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import DataScan as PyIcebergDataScan
 from pyiceberg.table import FileScanTask, ManifestGroupPlanner
 from pyiceberg.table import IncrementalAppendScan as PyIcebergIncrementalAppendScan
+from pyiceberg.table.snapshots import Operation, ancestors_between_ids
 from pyiceberg.types import strtobool
 
 from pyiceberg_encryption.table import collector, lineage
@@ -85,7 +86,8 @@ class _NullIsNoValue(BoundBooleanExpressionVisitor[BooleanExpression]):
     struct: Record
 
     def visit_bound_predicate(self, predicate: BoundPredicate) -> BooleanExpression:
-        if isinstance(predicate, BoundLiteralPredicate) and predicate.term.eval(self.struct) is None:
+        is_of_values = isinstance(predicate, (BoundLiteralPredicate, BoundNotNaN))
+        if is_of_values and predicate.term.eval(self.struct) is None:
             return AlwaysFalse()
         return super().visit_bound_predicate(predicate)
 
@@ -129,8 +131,28 @@ class DataScan(PyIcebergDataScan):
 
 class IncrementalAppendScan(PyIcebergIncrementalAppendScan):
     def plan_files(self) -> Iterable[FileScanTask]:
+        """PyIceberg's has a planner of its own."""
+        metadata = self.table_metadata
+        if self.from_snapshot_id is None and self.to_snapshot_id is None and metadata.current_snapshot() is None:
+            return []
+        start, end = self._validate_and_resolve_snapshots()
+        appends = {
+            snapshot.snapshot_id: snapshot
+            for snapshot in ancestors_between_ids(start, end, metadata)
+            if snapshot.summary is not None and snapshot.summary.operation == Operation.APPEND
+        }
+        planner = Planner(metadata, self.io, self.row_filter, self.case_sensitive, self.options)
         with collector.paused():
-            return super().plan_files()
+            manifests = {
+                manifest.manifest_path: manifest
+                for snapshot in appends.values()
+                for manifest in snapshot.manifests(self.io)
+                if manifest.content == ManifestContent.DATA and manifest.added_snapshot_id in appends
+            }
+            return planner.plan_files(
+                manifests.values(),
+                lambda entry: entry.snapshot_id in appends and entry.status == ManifestEntryStatus.ADDED,
+            )
 
     def projection(self) -> Schema:
         return _projection(self, super().projection)

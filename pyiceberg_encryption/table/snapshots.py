@@ -44,6 +44,8 @@ class V3SnapshotProducer(_SnapshotProducer[Any]):
             if key is None:
                 self._io.keys.check_may_be_plaintext(data_file.file_path)
             data_file[KEY_METADATA] = key
+        if not hasattr(data_file, "_spec_id"):  # PyIceberg writes by the spec that there is, and does not say which
+            data_file.spec_id = self._transaction.table_metadata.default_spec_id
         super().append_data_file(data_file)
         return self
 
@@ -70,8 +72,7 @@ class V3SnapshotProducer(_SnapshotProducer[Any]):
 
     def _write_snapshot(self) -> UpdatesAndRequirements:
         metadata = self._transaction.table_metadata
-        specs = {getattr(file, "_spec_id", metadata.default_spec_id) for file in self._added_data_files}
-        if specs - {metadata.default_spec_id}:
+        if any(file.spec_id != metadata.default_spec_id for file in self._added_data_files):
             raise ValidationException(
                 "The partition spec of the table was changed after its new files were written: write them again"
             )

@@ -12,7 +12,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.statistics import PartitionStatisticsFile
 from pyiceberg.table.update import SetPartitionStatisticsUpdate
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.transforms import BucketTransform, IdentityTransform, TruncateTransform
 from pyiceberg.types import ListType, LongType, NestedField, StringType, StructType, TimestampType
 
 from pyiceberg_encryption.errors import KmsKeyError, UsageError
@@ -119,6 +119,31 @@ def test_a_spec_that_changes_while_data_is_written_again(lake: Lake, monkeypatch
     assert len(lake.files(".parquet")) == 3
     rekey.rekey(lake.load())
     assert lake.load().scan("id = 1").to_arrow()["n"].to_pylist() == [10]
+
+
+def test_a_spec_that_others_changed_before_an_append(lake: Lake) -> None:
+    """PyIceberg tries again, and lists what it has written as if it were of the new spec."""
+    table = lake.catalog().create_table("db.t", SCHEMA, partition_spec=BY_N, properties=KEY)
+    other = lake.load()
+    change_spec(other)
+    other.append(THREE)
+    with pytest.raises(ValidationException, match="spec of the table was changed"):
+        table.append(pa.table({"id": [4], "n": [40]}))
+    assert ids(lake.load()) == [1, 2, 3]
+
+
+def test_partitions_by_fields_of_structs(lake: Lake) -> None:
+    inner = StructType(NestedField(3, "a", LongType()), NestedField(4, "s", StringType()))
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "st", inner))
+    spec = PartitionSpec(
+        PartitionField(3, 1000, BucketTransform(4), "bucket"), PartitionField(4, 1001, TruncateTransform(1), "letter")
+    )
+    rows = pa.table({"id": [1, 2], "st": [{"a": 1, "s": "x"}, None]})
+    with load_plain_catalog("lake", type="sql", **lake.properties()) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        catalog.create_table("db.t", schema, partition_spec=spec).append(rows)
+    encrypt_in_place(lake.catalog(), "db.t", key="keyA")
+    assert ids(lake.load()) == [1, 2]
 
 
 def test_a_spec_that_changed_before_an_encryption_went_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,3 +304,12 @@ def test_values_that_the_column_cannot_have_are_left_to_spark(offered: Filter) -
         NestedField(2, "a_decimal", DecimalType(9, 2), required=False),
     )
     assert to_expression([offered], schema) == AlwaysTrue()
+
+
+@pytest.mark.parametrize("offered", [IsNull(("st", "a")), EqualNullSafe(("st", "a"), None)])
+def test_a_required_field_is_null_where_its_struct_is(offered: Filter) -> None:
+    """PyIceberg takes it to be null nowhere."""
+    inner = StructType(NestedField(2, "a", LongType(), required=True), NestedField(3, "b", LongType()))
+    schema = Schema(NestedField(1, "st", inner))
+    assert to_expression([offered], schema) == AlwaysTrue()
+    assert to_expression([IsNull(("st", "b"))], schema) != AlwaysTrue()
