@@ -11,6 +11,7 @@ import warnings
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from filelock import FileLock
 from pyiceberg.typedef import EMPTY_DICT
@@ -126,6 +127,18 @@ def home_for_cluster(folder: Path) -> Path:
     for name in ("bin", "jars"):
         (home / name).symlink_to(Path(pyspark.__file__).parent / name)
     return home
+
+
+@contextlib.contextmanager
+def configured(session: Any, home: Path, catalogs: Mapping[str, Mapping[str, str]]) -> Iterator[None]:
+    """These catalogs are PyIceberg's configuration here, and in tasks in Python, whose processes may be older."""
+    lines = ["catalog:"]
+    for name, properties in catalogs.items():
+        lines += [f"  {name}:", *(f"    {label}: {value!r}" for label, value in properties.items())]
+    (home / ".pyiceberg.yaml").write_text("\n".join([*lines, ""]))
+    where = {"PYICEBERG_HOME": str(home)}
+    with mock.patch.dict(os.environ, where), mock.patch.dict(session.sparkContext.environment, where):
+        yield
 
 
 @contextlib.contextmanager

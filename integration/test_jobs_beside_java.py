@@ -9,6 +9,7 @@ from urllib.parse import urlparse
 
 import pytest
 
+from integration.spark import configured
 from integration.unitest_kms import UnitestKms
 from pyiceberg_encryption import load_catalog
 from pyiceberg_encryption.catalogs.base import checked as checked_catalog
@@ -95,12 +96,8 @@ def lake(spark_on_hive: SparkOnHive, tmp_path_factory: pytest.TempPathFactory) -
         "warehouse": f"file://{spark_on_hive.warehouse}",
         PY_KMS_IMPL: f"{UnitestKms.__module__}.{UnitestKms.__name__}",
     }
-    lines = [f"    {name}: {value!r}" for name, value in properties.items()]
-    (home / ".pyiceberg.yaml").write_text("\n".join(["catalog:", "  lake:", *lines, ""]))
     session = spark_on_hive.session
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYICEBERG_HOME", str(home))
-        patch.setitem(session.sparkContext.environment, "PYICEBERG_HOME", str(home))  # of tasks in Python
+    with configured(session, home, {"lake": properties}):
         session.sql(f"create database h.{NAMESPACE}")
         with load_catalog("lake") as catalog:
             yield Lake(session, checked_catalog(catalog))

@@ -32,7 +32,7 @@ from pyiceberg.types import (
 )
 
 from integration.environments import Environments
-from integration.spark import QUICK
+from integration.spark import QUICK, configured
 from integration.storage import BUCKET
 from integration.unitest_kms import UnitestKms
 from pyiceberg_encryption.catalogs import load_catalog
@@ -196,21 +196,19 @@ def catalogs(tmp_path_factory: pytest.TempPathFactory, spark_on_hive: SparkOnHiv
     """The names of catalogs by what they are, all configured where every process finds it, and no other secret."""
     home = tmp_path_factory.mktemp("home")
     hive = {"type": "hive", "uri": spark_on_hive.uri, "warehouse": f"file://{spark_on_hive.warehouse}"}
-    with Environments(tmp_path_factory.mktemp("environments")) as environments, pytest.MonkeyPatch.context() as patch:
+    with Environments(tmp_path_factory.mktemp("environments")) as environments:
         on_s3 = environments.storage("S3, PyArrow")
-        configured = {HIVE: hive, HIVE_ON_S3: {**hive, **on_s3.properties, "warehouse": on_s3.warehouse}}
+        kinds = {HIVE: hive, HIVE_ON_S3: {**hive, **on_s3.properties, "warehouse": on_s3.warehouse}}
         for kind, place in OTHERS:
-            configured[f"{kind} on {place}"] = environments.properties(kind, environments.storage(place))
-        lines = ["catalog:"]
-        for number, properties in enumerate(configured.values()):
-            lines.append(f"  catalog_{number}:")
-            chosen = {name: text for name, text in properties.items() if not name.startswith("kms.")}
-            lines += [f"    {name}: {text!r}" for name, text in {**chosen, **KMS}.items() if name != KMS_TYPE]
-        (home / ".pyiceberg.yaml").write_text("\n".join([*lines, ""]))
-        patch.setenv("PYICEBERG_HOME", str(home))
-        # What tasks in Python get when a data source is registered. Their processes are older than this test.
-        patch.setitem(spark_on_hive.session.sparkContext.environment, "PYICEBERG_HOME", str(home))
-        yield {name: f"catalog_{number}" for number, name in enumerate(configured)}
+            kinds[f"{kind} on {place}"] = environments.properties(kind, environments.storage(place))
+        names = {name: f"catalog_{number}" for number, name in enumerate(kinds)}
+        own = {names[name]: {**without_kms(properties), **KMS} for name, properties in kinds.items()}
+        with configured(spark_on_hive.session, home, own):
+            yield names
+
+
+def without_kms(properties: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in properties.items() if name != KMS_TYPE and not name.startswith("kms.")}
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -54,21 +53,12 @@ def rewrite(task: RewriteTask) -> Rewritten:
     rows = 0
     try:
         for batch in Projection(schema, AlwaysTrue()).batches(source, open_tasks(source, task.files)):
-            writer.write(_with_types(batch, arrow))
+            writer.write(batch.cast(arrow))
             rows += batch.num_rows
         return Rewritten(table.seal_entries(writer.finish()), rows)
     except BaseException:
         writer.abort()
         raise
-
-
-def _with_types(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Arrow casts no column of nulls alone whose fields are required, not even to the type that it has."""
-    columns = [
-        column if column.type.equals(field.type) else column.cast(field.type)
-        for column, field in zip(batch.columns, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def check_unchanged(planned: Iterable[FileScanTask], now: Iterable[FileScanTask]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from pyiceberg.io.pyarrow import pyarrow_to_schema
@@ -21,7 +20,7 @@ class FileSchema:
         self._exact = self._converted(to_microseconds=False)
         self._nanoseconds = _nanoseconds(self._exact)
 
-    @cached_property
+    @property
     def in_table(self) -> Schema:
         """With nanoseconds only where the table has them."""
         if not self._nanoseconds:
